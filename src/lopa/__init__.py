@@ -1,0 +1,38 @@
+"""LoPA: lookahead parallel decoding for diffusion language models.
+
+Names are imported when first used, so that `import lopa` and the command line's help stay fast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from lopa.version import VERSION
+
+if TYPE_CHECKING:
+    from lopa.config import DecodeConfig as DecodeConfig
+    from lopa.engine.llm import LLM as LLM
+    from lopa.engine.session import Event as Event
+    from lopa.engine.session import Output as Output
+    from lopa.errors import LopaError as LopaError
+    from lopa.sequence import Round as Round
+    from lopa.sequence import Trace as Trace
+
+_HOMES = {
+    "LLM": "lopa.engine.llm",
+    "DecodeConfig": "lopa.config",
+    "Event": "lopa.engine.session",
+    "LopaError": "lopa.errors",
+    "Output": "lopa.engine.session",
+    "Round": "lopa.sequence",
+    "Trace": "lopa.sequence",
+}
+__version__ = VERSION
+__all__ = ["LLM", "DecodeConfig", "Event", "LopaError", "Output", "Round", "Trace", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'lopa' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

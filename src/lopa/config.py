@@ -1,0 +1,286 @@
+"""How to decode. The only place where a default value is written.
+
+`DecodeConfig` is frozen and checked on construction, so every part that receives one may rely on
+it. An option that the chosen decoder does not use is an error, never ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from lopa.errors import ConfigError
+
+DecoderName = Literal["vanilla", "fast-dllm", "d2f", "lopa"]
+WindowName = Literal["canvas", "blocks", "pipeline"]
+RankingName = Literal["max_prob", "margin", "neg_entropy"]
+ScoreName = Literal["mean", "window", "segment", "fills"]
+AttentionName = Literal["full", "block"]
+CacheName = Literal["none", "prefix", "dual"]
+
+MAX_BRANCHES = 128
+
+# Stands for "the decoder's own default", which `DecodeConfig` puts in its place on construction.
+_OWN: Any = None
+
+# What each window and each decoder adds to the options that every decoder has.
+_WINDOW_OPTIONS: dict[WindowName, dict[str, Any]] = {
+    "canvas": {},
+    "blocks": {"block_size": 32, "cache": "dual"},
+    "pipeline": {"block_size": 32, "append_at": 0.1, "activate_at": 0.95, "attention": "full"},
+}
+_LOOKAHEAD_OPTIONS: dict[str, Any] = {
+    "branches": 7,
+    "score": "mean",
+    "score_fraction": 1.0,
+    "score_window": 8,
+    "creation_weight": 0.0,
+    "lookahead_floor": 0.0,
+}
+_DECODER_OPTIONS: dict[DecoderName, dict[str, Any]] = {
+    # `steps` of vanilla is max_new_tokens unless given: one token a step.
+    "vanilla": {"window": "canvas", "ranking": "neg_entropy", "steps": None},
+    # One of threshold, factor and steps; threshold unless another is given.
+    "fast-dllm": {
+        "window": "blocks",
+        "ranking": "max_prob",
+        "threshold": 0.9,
+        "factor": None,
+        "steps": None,
+    },
+    "d2f": {"window": "pipeline", "ranking": "neg_entropy", "threshold": 0.9},
+    "lopa": {
+        "window": "pipeline",
+        "ranking": "neg_entropy",
+        "threshold": 0.9,
+        **_LOOKAHEAD_OPTIONS,
+    },
+}
+# What an option the decoder does not use reads as.
+_NEUTRAL: dict[str, Any] = {"branches": 0, "attention": "full", "cache": "none"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeConfig:
+    """One request's decoding settings. Fields left out take the decoder's own defaults."""
+
+    decoder: DecoderName = "lopa"
+    max_new_tokens: int = 256
+    ranking: RankingName = _OWN  # orders forced fills and lookaheads, and makes the branch score
+    window: WindowName = _OWN  # lopa alone may choose: lookahead works on every window
+
+    # Where a window of blocks is cut, and how D2F's pipeline moves.
+    block_size: int = _OWN
+    append_at: float = _OWN  # τ_add: decoded share of the last block that appends the next
+    activate_at: float = _OWN  # τ_act: decoded share that fully activates the right neighbour
+    attention: AttentionName = _OWN
+    cache: CacheName = _OWN  # Fast-dLLM's
+
+    # What is filled in a round.
+    threshold: float = _OWN  # τ_conf, compared with max_prob
+    factor: float | None = None  # Fast-dLLM's other rule
+    steps: int | None = None  # vanilla's schedule; Fast-dLLM's fixed count
+
+    # Lookahead.
+    branches: int = _OWN  # k lookahead branches beside the anchor; 0 is the plain decoder
+    score: ScoreName = _OWN
+    score_fraction: float = _OWN  # of the masks, the least confident that `mean` averages
+    score_window: int = _OWN  # masks in the sliding window of `window`
+    creation_weight: float = _OWN  # α: weight of the lookahead token's own confidence
+    lookahead_floor: float = _OWN  # least max_prob of a lookahead token
+
+    # False is parity with the published loops: decode on after the end of text, and cut
+    # max_new_tokens down to whole blocks without a word.
+    early_stop: bool = True
+    stop: tuple[str, ...] = ()
+    max_rounds: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_choice("decoder", self.decoder, DecoderName)
+        own = dict(_DECODER_OPTIONS[self.decoder])
+        if self.window is not None:
+            _check_choice("window", self.window, WindowName)
+            if self.decoder == "lopa":
+                own["window"] = self.window
+        own |= _WINDOW_OPTIONS[own["window"]]
+        if self.decoder == "fast-dllm" and (self.factor is not None or self.steps is not None):
+            own["threshold"] = None  # the other two rules take its place
+        for name in _OPTIONAL:
+            self._settle(name, own)
+        if self.decoder == "vanilla" and self.steps is None:
+            object.__setattr__(self, "steps", self.max_new_tokens)
+        one: object = self.stop  # a lone string is welcome too
+        object.__setattr__(self, "stop", (one,) if isinstance(one, str) else tuple(self.stop))
+        self._check_ranges()
+        self._check_together()
+
+    def _settle(self, name: str, own: dict[str, Any]) -> None:
+        """Put the decoder's default in place of a missing value; refuse an unused option."""
+        given = getattr(self, name)
+        if given is None:
+            object.__setattr__(self, name, own.get(name, _NEUTRAL.get(name)))
+        elif name not in own and given != _NEUTRAL.get(name):
+            users = [d for d in get_args(DecoderName) if name in options_of(d)]
+            hint = f"; it belongs to {', '.join(users)}" if users else ""
+            raise ConfigError(
+                f"{name} is not used by the {self.decoder} decoder"
+                + (f" on the {own['window']} window" if self.decoder == "lopa" else hint)
+                + ": leave it out"
+            )
+        elif name == "window" and given != own["window"]:
+            raise ConfigError(
+                f"the {self.decoder} decoder always uses the {own['window']} window: "
+                "choose another window with decoder lopa"
+            )
+
+    def _check_ranges(self) -> None:
+        choices = {
+            "ranking": RankingName,
+            "score": ScoreName,
+            "attention": AttentionName,
+            "cache": CacheName,
+        }
+        for name, kind in choices.items():
+            if getattr(self, name) is not None:
+                _check_choice(name, getattr(self, name), kind)
+        for name, low, high in _WHOLE_NUMBERS:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                upper = "" if high == _NO_LIMIT else f" and at most {high}"
+                raise ConfigError(
+                    f"{name} must be a whole number, at least {low}{upper}: got {value!r}"
+                )
+        for name, low_, high_ in _NUMBERS:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            real = isinstance(value, int | float) and not isinstance(value, bool)
+            if not real or not math.isfinite(value) or not low_ <= value <= high_:
+                raise ConfigError(f"{name} must be between {low_} and {high_}: got {value!r}")
+        if not isinstance(self.early_stop, bool):
+            raise ConfigError(f"early_stop must be true or false: got {self.early_stop!r}")
+        if not all(isinstance(s, str) and s for s in self.stop):
+            raise ConfigError("stop must be one or more non-empty strings")
+
+    def _check_together(self) -> None:
+        if self.temperature == 0 and (self.top_p != 1.0 or self.top_k != 0):
+            raise ConfigError("top_p and top_k need a temperature above 0: at 0 nothing is drawn")
+        if self.top_p == 0 or self.score_fraction == 0:
+            raise ConfigError("top_p and score_fraction must be above 0")
+        rules = [n for n in ("threshold", "factor", "steps") if getattr(self, n) is not None]
+        if len(rules) > 1:
+            raise ConfigError(f"{' and '.join(rules)} are different fill rules: give one of them")
+        if self.window == "canvas":
+            return
+        whole, rest = divmod(self.max_new_tokens, self.block_size)
+        floors = self.window == "pipeline" and not self.early_stop and whole > 0
+        if rest and not floors:
+            sizes = [n for n in (whole * self.block_size, (whole + 1) * self.block_size) if n]
+            raise ConfigError(
+                f"block_size {self.block_size} does not divide max_new_tokens "
+                f"{self.max_new_tokens}: use {' or '.join(map(str, sizes))} new tokens, "
+                "or another block size"
+            )
+        if self.window == "blocks" and self.steps is not None and self.steps % whole:
+            raise ConfigError(
+                f"steps {self.steps} is not a multiple of the {whole} blocks: "
+                f"use a multiple of {whole}"
+            )
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks are generated; the canvas is one."""
+        return 1 if self.window == "canvas" else self.max_new_tokens // self.block_size
+
+    def settings(self) -> dict[str, Any]:
+        """The options in force, by name, without those the decoder does not use."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["stop"] = list(self.stop)
+        used = options_of(self.decoder, self.window)
+        return {
+            name: value
+            for name, value in values.items()
+            if value is not None and (name not in _OPTIONAL or name in used)
+        }
+
+    @classmethod
+    def preset(cls, task: str, **changes: Any) -> DecodeConfig:
+        """The settings published with the paper for a task, with changes on top."""
+        if task not in PRESETS:
+            raise ConfigError(f"no preset {task!r}: choose from {', '.join(PRESETS)}")
+        return cls(**{**_PUBLISHED, **PRESETS[task], **changes})
+
+
+_PUBLISHED: dict[str, Any] = {"decoder": "lopa", "max_new_tokens": 512, "activate_at": 0.95}
+PRESETS: dict[str, dict[str, Any]] = {
+    # D2F-Dream
+    "gsm8k": {"block_size": 32, "append_at": 0.1, "threshold": 0.90, "branches": 14},
+    "math": {"block_size": 16, "append_at": 0.1, "threshold": 0.90, "branches": 7},
+    "humaneval": {"block_size": 32, "append_at": 0.3, "threshold": 0.95, "branches": 7},
+    "mbpp": {"block_size": 32, "append_at": 0.3, "threshold": 0.95, "branches": 7},
+    # D2F-DiffuCoder, which ranks by max_prob
+    "humaneval+": {
+        "block_size": 32,
+        "append_at": 0.3,
+        "threshold": 0.95,
+        "branches": 6,
+        "ranking": "max_prob",
+    },
+    "mbpp+": {
+        "block_size": 32,
+        "append_at": 0.3,
+        "threshold": 0.90,
+        "branches": 14,
+        "ranking": "max_prob",
+    },
+}
+
+_NO_LIMIT = 2**63 - 1
+_WHOLE_NUMBERS = (
+    ("max_new_tokens", 1, _NO_LIMIT),
+    ("block_size", 1, _NO_LIMIT),
+    ("steps", 1, _NO_LIMIT),
+    ("branches", 0, MAX_BRANCHES),
+    ("score_window", 1, _NO_LIMIT),
+    ("max_rounds", 1, _NO_LIMIT),
+    ("top_k", 0, _NO_LIMIT),
+    ("seed", 0, _NO_LIMIT),
+)
+_NUMBERS = (
+    ("append_at", 0.0, 1.0),
+    ("activate_at", 0.0, 1.0),
+    ("threshold", 0.0, 1.0),
+    ("factor", 0.0, 1e6),
+    ("score_fraction", 0.0, 1.0),
+    ("creation_weight", 0.0, 1.0),
+    ("lookahead_floor", 0.0, 1.0),
+    ("temperature", 0.0, 100.0),
+    ("top_p", 0.0, 1.0),
+)
+
+
+def options_of(decoder: DecoderName, window: WindowName | None = None) -> frozenset[str]:
+    """The names of the options that this decoder uses beside those that all of them have."""
+    own = _DECODER_OPTIONS[decoder]
+    return frozenset(own) | frozenset(_WINDOW_OPTIONS[window or own["window"]])
+
+
+_OPTIONAL = tuple(
+    dict.fromkeys(
+        name
+        for options in (*_DECODER_OPTIONS.values(), *_WINDOW_OPTIONS.values())
+        for name in options
+    )
+)
+
+
+def _check_choice(name: str, value: object, kind: Any) -> None:
+    if value not in get_args(kind):
+        raise ConfigError(f"{name} must be one of {', '.join(get_args(kind))}: got {value!r}")

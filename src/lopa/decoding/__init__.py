@@ -1,0 +1,1 @@
+"""Pure decoding: state machines over token ids and statistics. No model, no engine, no device."""

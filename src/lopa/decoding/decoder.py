@@ -1,0 +1,239 @@
+"""The decoder: a pure state machine that turns statistics into tokens.
+
+`plan()` says what to forward, `advance(stats)` chooses the winner, fills it and spawns the next
+branches. It knows nothing of models, devices or text, and it is deterministic: the same
+statistics give the same rounds on every rank of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from lopa.config import DecodeConfig
+from lopa.decoding import fill, lookahead
+from lopa.decoding.windows import Frame, make_window
+from lopa.errors import PromptError
+from lopa.sequence import (
+    BoolArray,
+    Branch,
+    Fill,
+    FillKind,
+    FinishReason,
+    FloatArray,
+    IntArray,
+    Lookahead,
+    Plan,
+    Round,
+    Stats,
+)
+
+
+class Decoder:
+    """Decodes one sequence. Call `plan` and `advance` in turn until `plan` returns None."""
+
+    def __init__(
+        self,
+        config: DecodeConfig,
+        prompt_ids: Sequence[int],
+        *,
+        mask_id: int,
+        eos_ids: Collection[int],
+        shift: bool,  # the model's raw row p − 1 predicts position p
+    ) -> None:
+        if len(prompt_ids) == 0:
+            raise PromptError("the prompt is empty: give at least one token")
+        if mask_id in prompt_ids:
+            raise PromptError("the prompt contains the mask token: take it out")
+        self.config = config
+        self.mask_id = mask_id
+        self.eos_ids = frozenset(eos_ids)
+        self.shift = shift
+        self.prompt = len(prompt_ids)
+        self.window = make_window(self.prompt, config)
+        new = config.blocks * self.window.size
+        self.tokens = np.full(self.prompt + new, mask_id, np.int64)  # the anchor's canvas
+        self.tokens[: self.prompt] = prompt_ids
+        self.ahead: list[Lookahead] = []
+        self.has_eos = False
+        self.round = 0
+        self.finish: FinishReason | None = None
+        self._block_round = 0  # rounds spent on the present window of blocks
+        self._masks = np.full(config.blocks, self.window.size, np.int64)  # by block
+        self._frame: Frame | None = None
+        self._plan: Plan | None = None
+
+    # -- what is decoded so far ---------------------------------------------------------------
+
+    @property
+    def generated(self) -> IntArray:
+        """The new tokens up to the end of the last block that exists; masks where not filled."""
+        return self.tokens[self.prompt : self.window.end]
+
+    @property
+    def settled(self) -> int:
+        """How many new tokens are filled from the left without a gap."""
+        gaps = np.flatnonzero(self.tokens[self.prompt :] == self.mask_id)
+        return int(gaps[0]) if len(gaps) else len(self.tokens) - self.prompt
+
+    @property
+    def first_eos(self) -> int | None:
+        """Index among the new tokens of the first end of text, filled or not to its left."""
+        found = np.flatnonzero(np.isin(self.tokens[self.prompt :], list(self.eos_ids)))
+        return int(found[0]) if len(found) else None
+
+    def end(self, reason: FinishReason) -> None:
+        """Stop here: `plan` returns None from now on."""
+        self.finish = reason
+        self._plan = None
+
+    def finished(self) -> bool:
+        """Nothing is left to do. Says so right after the last round, without planning another."""
+        return self.finish is not None or self.plan() is None
+
+    # -- the round ----------------------------------------------------------------------------
+
+    def plan(self) -> Plan | None:
+        """The next forward; the same one until `advance` has taken its statistics."""
+        if self.finish is not None or self._plan is not None:
+            return self._plan
+        if self.round == self.config.max_rounds:
+            self.end("rounds")
+            return None
+        size, prompt = self.window.size, self.prompt
+        places = [a.position for a in self.ahead]
+        blocks_ahead = np.array([(p - prompt) // size for p in places], np.int64)
+        eos = [self.has_eos or a.token in self.eos_ids for a in self.ahead] + [self.has_eos]
+        frame = self.window.open(self._masks, blocks_ahead, np.array(eos))
+        if frame is None:
+            self.end("eos" if self.has_eos else "length")
+            return None
+        self.round += 1
+
+        end = int(frame.ends.max())
+        rows = np.repeat(self.tokens[None, frame.start : end], len(eos), axis=0)
+        for row, ahead in enumerate(self.ahead):
+            rows[row, ahead.position - frame.start] = ahead.token
+        wanted = rows == self.mask_id
+        if frame.ends.min() != end:
+            wanted &= np.arange(frame.start, end) < frame.ends[:, None]
+        if self.config.window == "blocks":  # the masks behind the block are only context
+            wanted[:, prompt + (frame.first + 1) * size - frame.start :] = False
+        block_ids = None
+        if self.config.attention == "block":
+            block_ids = (np.arange(frame.start, end) - prompt) // size + 1
+            block_ids[: max(0, prompt - frame.start)] = 0
+        self._frame, self._eos_rows = frame, eos
+        self._plan = Plan(
+            index=self.round,
+            start=frame.start,
+            cached=frame.cached,
+            commit=frame.commit,
+            rows=rows,
+            ends=frame.ends,
+            wanted=wanted,
+            block_ids=block_ids,
+        )
+        return self._plan
+
+    def advance(self, stats: Stats) -> Round:
+        """Take the round's statistics; returns its record, whose winner the runner commits."""
+        plan, frame = self._plan, self._frame
+        if plan is None or frame is None:
+            raise RuntimeError("advance without a plan")
+        config, size = self.config, self.window.size
+        # From here on, columns count from the first position that may be filled.
+        left = self.prompt + frame.first * size
+        view = slice(left - plan.start, left - plan.start + int(frame.blocks.max()) * size)
+        masks, max_prob = plan.wanted[:, view], stats.max_prob[:, view]
+        ranking = stats.ranking[:, view]
+        counts = masks.sum(axis=1)
+        scores = lookahead.score(masks, counts, max_prob, ranking, self.ahead, size, config)
+        winner = lookahead.select(scores)
+        branches = [
+            Branch(*row)
+            for row in zip(
+                [*self.ahead, None],
+                scores.tolist(),
+                counts.tolist(),
+                frame.ends.tolist(),
+                self._eos_rows,
+                strict=True,
+            )
+        ]
+
+        # The winner becomes the anchor, its lookahead token included, and is filled.
+        placed = branches[winner].lookahead
+        if placed is not None:
+            self.tokens[placed.position] = placed.token
+            self._masks[(placed.position - self.prompt) // size] -= 1
+        blocks_found = self.window.view(frame, winner, self._masks)
+        blocks = int(frame.blocks[winner])
+        cut = slice(0, blocks * size)
+        masks, max_prob, ranking = masks[winner, cut], max_prob[winner, cut], ranking[winner, cut]
+        token = stats.token[winner, view][cut]
+        shape = (blocks, size)
+        cells = fill.Cells(
+            masks.reshape(shape),
+            max_prob.reshape(shape),
+            ranking.reshape(shape),
+            frame.may_force[winner, :blocks],
+        )
+        chosen, forced = self._fill(cells, frame)
+        self._masks[frame.first : frame.first + blocks] -= chosen.sum(axis=1)
+        chosen = chosen.ravel()
+        places = np.flatnonzero(chosen)
+        filled = token[places]
+        self.tokens[left + places] = filled
+        fills = self._fills(places + left, filled, max_prob[places], forced.ravel()[places])
+        self.has_eos = self._eos_rows[winner] or any(f.token in self.eos_ids for f in fills)
+        self.ahead = lookahead.spawn(masks & ~chosen, token, max_prob, ranking, left, config)
+
+        self.window.close(frame, winner, self._masks)
+        self._block_round = self._block_round + 1 if self._masks[frame.first] else 0
+        self._plan = self._frame = None
+        if config.early_stop and self.has_eos:
+            first = self.first_eos
+            if first is not None and self.settled > first:
+                self.end("eos")
+        return Round(
+            index=self.round,
+            start=plan.start,
+            cached=plan.cached,
+            committed=plan.commit,
+            branches=branches,
+            winner=winner,
+            fills=fills,
+            spawned=self.ahead,
+            blocks=blocks_found,
+        )
+
+    # -- pieces -------------------------------------------------------------------------------
+
+    def _fill(self, cells: fill.Cells, frame: Frame) -> fill.Filled:
+        config = self.config
+        if frame.fresh and self.shift:
+            # With shifted rows a cached window lacks the row that predicts its first position, so
+            # Fast-dLLM on Dream fills that position, and nothing else, from the full forward.
+            return fill.leftmost(cells)
+        if config.factor is not None:
+            return fill.by_factor(cells, config.factor)
+        if config.steps is not None:
+            steps = config.steps // config.blocks
+            step = self._block_round
+            if self.shift:  # Dream's schedule counts the masks there are now
+                count = fill.schedule_count(int(cells.mask.sum()), step, steps)
+            else:  # LLaDA's shares out those that the block began with
+                count = fill.block_quota(self.window.size, step, steps)
+            return fill.best_count(cells, count)
+        if config.window == "blocks":
+            return fill.best_and_threshold(cells, config.threshold)
+        return fill.above_threshold(cells, config.threshold)
+
+    def _fills(
+        self, positions: IntArray, tokens: IntArray, max_prob: FloatArray, forced: BoolArray
+    ) -> list[Fill]:
+        rule: FillKind = "threshold" if self.config.steps is None else "count"
+        columns = (x.tolist() for x in (positions, tokens, max_prob, forced))
+        return [Fill(p, t, m, "forced" if f else rule) for p, t, m, f in zip(*columns, strict=True)]

@@ -1,0 +1,111 @@
+"""Lookahead: spawn branches on the best masks, score each by its future, select one."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from lopa.config import DecodeConfig
+from lopa.sequence import BoolArray, FloatArray, IntArray, Lookahead
+
+Scores = npt.NDArray[np.float64]
+
+NO_MASK_SCORE = 1.0  # a branch with nothing left to be unsure about
+
+
+def spawn(
+    left: BoolArray,  # [N] masks left in the winner's active blocks
+    token: IntArray,
+    max_prob: FloatArray,
+    ranking: FloatArray,
+    offset: int,  # position of the first of the N
+    config: DecodeConfig,
+) -> list[Lookahead]:
+    """The `branches` best-ranked masks with their tokens; ties go to the lower position."""
+    if config.branches == 0:
+        return []
+    if config.lookahead_floor > 0:
+        left = left & (max_prob >= np.float32(config.lookahead_floor))
+    places = np.flatnonzero(left)
+    best = places[np.argsort(-ranking[places], kind="stable")[: config.branches]]
+    return [
+        Lookahead(offset + p, t, c, m)
+        for p, t, c, m in zip(
+            best.tolist(),
+            token[best].tolist(),
+            ranking[best].tolist(),
+            max_prob[best].tolist(),
+            strict=True,
+        )
+    ]
+
+
+def score(
+    masks: BoolArray,  # [R, N] masks in each row's active blocks
+    counts: IntArray,  # [R] how many they are
+    max_prob: FloatArray,
+    ranking: FloatArray,
+    ahead: list[Lookahead],  # of the first R − 1 rows
+    size: int,  # block size: N is a whole number of blocks
+    config: DecodeConfig,
+) -> Scores:
+    """How promising each branch is: [R], higher is better."""
+    if config.score == "mean":
+        scores = _lowest_mean(masks, ranking, counts, config.score_fraction)
+    elif config.score == "window":
+        scores = np.array(
+            [
+                _weakest_window(r[m], config.score_window)
+                for r, m in zip(ranking, masks, strict=True)
+            ]
+        )
+    elif config.score == "segment":
+        scores = _weakest_block(masks, ranking, size)
+    else:
+        # Tokens this branch would fill now, each weighted by its probability of being right.
+        passed = masks & (max_prob > np.float32(config.threshold))
+        fills: Scores = np.where(passed, max_prob, 0.0).sum(axis=1, dtype=np.float64)
+        return fills
+    scores = np.where(counts > 0, scores, NO_MASK_SCORE)
+    weight = config.creation_weight
+    if weight > 0:
+        creation = np.array([*(a.confidence for a in ahead), 1.0])  # the anchor places nothing
+        scores = weight * creation + (1 - weight) * scores
+    return scores
+
+
+def select(scores: Scores) -> int:
+    """The first maximum: ties go to the best-ranked lookahead, last of all to the anchor."""
+    return int(scores.argmax())
+
+
+def _lowest_mean(masks: BoolArray, ranking: FloatArray, counts: IntArray, share: float) -> Scores:
+    means: Scores
+    if share >= 1.0:
+        sums = np.where(masks, ranking, 0.0).sum(axis=1, dtype=np.float64)
+        means = sums / np.maximum(counts, 1)
+        return means
+    ordered = np.sort(np.where(masks, ranking, np.inf).astype(np.float64), axis=1)
+    keep = np.maximum((counts * share).astype(np.int64), 1)
+    kept = np.arange(masks.shape[1]) < np.minimum(keep, counts)[:, None]
+    means = np.where(kept, ordered, 0.0).sum(axis=1) / np.maximum(keep, 1)
+    return means
+
+
+def _weakest_window(values: FloatArray, width: int) -> float:
+    """Least mean over `width` masks in a row (over all of them when there are fewer)."""
+    if len(values) == 0:
+        return NO_MASK_SCORE
+    width = min(width, len(values))
+    sums = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
+    return float((sums[width:] - sums[:-width]).min() / width)
+
+
+def _weakest_block(masks: BoolArray, ranking: FloatArray, size: int) -> Scores:
+    """Least mean over a block that still has masks."""
+    rows = len(masks)
+    cells = masks.reshape(rows, -1, size)
+    sums = np.where(cells, ranking.reshape(cells.shape), 0.0).sum(axis=2, dtype=np.float64)
+    counts = cells.sum(axis=2)
+    means: Scores = np.where(counts > 0, sums / np.maximum(counts, 1), np.inf).min(axis=1)
+    return means

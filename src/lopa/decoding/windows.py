@@ -1,0 +1,218 @@
+"""Windows: which positions a round forwards, which of them may be filled, what goes to the cache.
+
+A window is told where the anchor's masks are and where each lookahead would place a token, and
+opens a `Frame` for the round over all rows (lookaheads in rank order, the anchor last). After the
+winner is filled it is closed with the winner's row and masks. Every window cuts the new tokens
+into equal blocks; the canvas is one block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from lopa.config import CacheName, DecodeConfig
+from lopa.sequence import BlockState, BlockView, BoolArray, IntArray
+
+
+@dataclass(slots=True)
+class Frame:
+    """What one round looks at, for R rows and the blocks `first` … (per-row end)."""
+
+    start: int
+    cached: int
+    commit: int
+    first: int  # first block that may be filled; rows end at their own last block
+    blocks: IntArray  # [R] how many blocks from `first` on may be filled in each row
+    ends: IntArray  # [R] absolute end of each row
+    may_force: BoolArray  # [R, max(blocks)]: fully activated, so a fill may be forced
+    fresh: bool = False  # blocks window with a cache: this round recomputes everything
+
+
+class Window(Protocol):
+    prompt: int
+    size: int  # block size
+
+    @property
+    def end(self) -> int:
+        """Absolute end of the blocks that exist."""
+
+    def open(self, masks: IntArray, ahead: IntArray, eos: BoolArray) -> Frame | None:
+        """The next round, or None when nothing is left to do.
+
+        masks: [blocks] masks of the anchor by block (those not yet existing count in full);
+        ahead: [k] block in which each lookahead places its token; eos: [k + 1] rows that hold an
+        end of text.
+        """
+
+    def close(self, frame: Frame, winner: int, masks: IntArray) -> None:
+        """Take the winner's row over; masks: [blocks] of the winner after its fills."""
+
+    def view(self, frame: Frame, winner: int, masks: IntArray) -> list[BlockView]:
+        """The winner's uncached blocks as the round found them; masks: before its fills."""
+
+
+class Canvas:
+    """Prompt and all new tokens at once, no cache: plain Dream."""
+
+    def __init__(self, prompt: int, config: DecodeConfig) -> None:
+        self.prompt = prompt
+        self.size = config.max_new_tokens
+        self.end = prompt + self.size
+
+    def open(self, masks: IntArray, ahead: IntArray, eos: BoolArray) -> Frame | None:
+        if not masks[0]:
+            return None
+        rows = len(eos)
+        return Frame(
+            start=0,
+            cached=0,
+            commit=0,
+            first=0,
+            blocks=np.ones(rows, np.int64),
+            ends=np.full(rows, self.end, np.int64),
+            may_force=np.ones((rows, 1), np.bool_),
+        )
+
+    def close(self, frame: Frame, winner: int, masks: IntArray) -> None:
+        pass
+
+    def view(self, frame: Frame, winner: int, masks: IntArray) -> list[BlockView]:
+        return [BlockView(self.prompt, self.end, "active", int(masks[0]))]
+
+
+class BlockWindow:
+    """Semi-autoregressive blocks on a full canvas, with Fast-dLLM's approximate caches.
+
+    `none`: the whole canvas every round. `prefix`: the first round of a block forwards the canvas
+    and caches what is left of the block; later rounds forward the block and all behind it.
+    `dual`: the first round caches the whole canvas; later rounds forward the block alone and
+    overwrite its slots.
+    """
+
+    def __init__(self, prompt: int, config: DecodeConfig) -> None:
+        self.prompt = prompt
+        self.size = config.block_size
+        self.count = config.blocks
+        self.cache: CacheName = config.cache
+        self.current = 0
+        self.end = prompt + self.count * self.size
+        self.fresh = True  # the next round is the first of its block
+
+    def open(self, masks: IntArray, ahead: IntArray, eos: BoolArray) -> Frame | None:
+        if self.current == self.count:
+            return None
+        rows = len(eos)
+        left = self.prompt + self.current * self.size
+        start, cached, commit, end = 0, 0, 0, self.end
+        if self.cache == "prefix":
+            start, cached, commit = (0, 0, left) if self.fresh else (left, left, 0)
+        elif self.cache == "dual":
+            if self.fresh:
+                commit = self.end
+            else:
+                start, cached, commit, end = left, self.end, self.size, left + self.size
+        return Frame(
+            start=start,
+            cached=cached,
+            commit=commit,
+            first=self.current,
+            blocks=np.ones(rows, np.int64),
+            ends=np.full(rows, end, np.int64),
+            may_force=np.ones((rows, 1), np.bool_),
+            fresh=self.fresh and self.cache != "none",
+        )
+
+    def close(self, frame: Frame, winner: int, masks: IntArray) -> None:
+        self.fresh = not masks[self.current]
+        self.current += self.fresh
+
+    def view(self, frame: Frame, winner: int, masks: IntArray) -> list[BlockView]:
+        blocks = range(self.current, self.count)
+        return [
+            _block_view(self, b, "active" if b == self.current else "semi", masks) for b in blocks
+        ]
+
+
+class Pipeline:
+    """D2F: blocks are appended and activated while their left neighbours are still decoded.
+
+    Finished blocks leave from the left, so three counters tell every block's state: in the cache,
+    finished (to be cached by the next round), existing.
+    """
+
+    def __init__(self, prompt: int, config: DecodeConfig) -> None:
+        self.prompt = prompt
+        self.size = config.block_size
+        self.count = config.blocks
+        self.append_at = config.append_at
+        self.activate_at = config.activate_at
+        self.existing = 0
+        self.finished = 0
+        self.cached = 0  # tokens, the prompt included
+        self.activated = np.zeros(self.count + 1, np.bool_)
+
+    @property
+    def end(self) -> int:
+        return self.prompt + self.existing * self.size
+
+    def open(self, masks: IntArray, ahead: IntArray, eos: BoolArray) -> Frame | None:
+        rows = len(eos)
+        # Decoded share of the prompt (always 1) and of each block, by row: [R, 1 + count].
+        decoded = np.empty((rows, self.count + 1))
+        decoded[:, 0] = self.size
+        decoded[:, 1:] = self.size - masks
+        decoded[np.arange(rows - 1), ahead + 1] += 1
+        decoded /= self.size
+
+        grows = (decoded[:, self.existing] >= self.append_at) & ~eos
+        if self.existing == self.count:
+            grows[:] = False
+        existing = self.existing + grows
+        if existing[-1] == self.finished:  # the anchor has no active block left
+            return None
+        # Block b is fully activated for good once b − 1 is far enough along.
+        activated = self.activated[:-1] | (decoded[:, :-1] >= self.activate_at)
+        last = int(existing.max())
+        return Frame(
+            start=self.cached,
+            cached=self.cached,
+            commit=self.prompt + self.finished * self.size - self.cached,
+            first=self.finished,
+            blocks=existing - self.finished,
+            ends=self.prompt + existing * self.size,
+            may_force=activated[:, self.finished : last],
+        )
+
+    def close(self, frame: Frame, winner: int, masks: IntArray) -> None:
+        last = frame.first + int(frame.blocks[winner])
+        self.activated[frame.first : last] = frame.may_force[winner, : last - frame.first]
+        self.existing = last
+        self.cached += frame.commit
+        while self.finished < last and not masks[self.finished]:
+            self.finished += 1
+
+    def view(self, frame: Frame, winner: int, masks: IntArray) -> list[BlockView]:
+        views = []
+        if frame.start == 0:
+            views.append(BlockView(0, self.prompt, "to_cache", 0))
+        in_cache = max(0, frame.start - self.prompt) // self.size
+        for block in range(in_cache, frame.first):
+            views.append(_block_view(self, block, "to_cache", masks))
+        for offset in range(int(frame.blocks[winner])):
+            state: BlockState = "active" if frame.may_force[winner, offset] else "semi"
+            views.append(_block_view(self, frame.first + offset, state, masks))
+        return views
+
+
+def make_window(prompt: int, config: DecodeConfig) -> Window:
+    if config.window == "canvas":
+        return Canvas(prompt, config)
+    return (Pipeline if config.window == "pipeline" else BlockWindow)(prompt, config)
+
+
+def _block_view(window: Window, block: int, state: BlockState, masks: IntArray) -> BlockView:
+    start = window.prompt + block * window.size
+    return BlockView(start, start + window.size, state, int(masks[block]))

@@ -1,0 +1,214 @@
+"""`LLM`: a model, its tokenizer and a runner behind `generate` and `stream`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias, overload
+
+from torch import Tensor
+
+from lopa.config import AttentionName, DecodeConfig
+from lopa.decoding.decoder import Decoder
+from lopa.engine.device import choose_device, choose_dtype
+from lopa.engine.runner import ReferenceRunner, raw_logits
+from lopa.engine.session import Event, Output, Session
+from lopa.errors import CheckpointError, ConfigError, PromptError
+from lopa.models import checkpoint
+from lopa.models.families import dummy_shapes, family_named
+from lopa.models.files import resolve
+from lopa.models.tokenizer import Tokenizer
+
+Messages: TypeAlias = Sequence[Mapping[str, str]]
+Prompt: TypeAlias = str | Messages | Sequence[int]
+
+_DUMMY = "dummy:"
+
+
+class LLM:
+    """A diffusion language model, loaded.
+
+    model: "tiny", a folder, a hub id, or dummy:NAME for random weights of a known shape.
+    adapter: a PEFT LoRA (folder or hub id), merged on loading.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        adapter: str | Path | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        eos_token_id: int | Sequence[int] | None = None,
+        mask_token_id: int | None = None,
+        progress: checkpoint.Progress | None = None,
+    ) -> None:
+        self.name = str(model)
+        self.device = choose_device(device)
+        if self.name.startswith(_DUMMY):
+            self._load_dummy(self.name.removeprefix(_DUMMY), adapter, dtype)
+        else:
+            self._load_folder(model, adapter, dtype, progress)
+        changes: dict[str, Any] = {}
+        if eos_token_id is not None:
+            ids = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
+            changes["eos_ids"] = tuple(self._known_id("eos_token_id", i) for i in ids)
+        if mask_token_id is not None:
+            changes["mask_id"] = self._known_id("mask_token_id", mask_token_id)
+        self.config = self.model.config = replace(self.model.config, **changes)
+        self.runner = ReferenceRunner(self.model)
+        self._turn_ends: tuple[int, ...] = ()
+        if self.tokenizer is not None and eos_token_id is None:
+            ends = map(self.tokenizer.token_id, family_named(self.config.family).turn_ends)
+            self._turn_ends = tuple(i for i in ends if i is not None)
+
+    def _load_dummy(self, name: str, adapter: str | Path | None, dtype: str) -> None:
+        shapes = dummy_shapes()
+        if name not in shapes:
+            raise CheckpointError(f"no dummy shape {name!r}: choose from {', '.join(shapes)}")
+        if adapter is not None:
+            raise CheckpointError("a dummy model takes no adapter: leave it out")
+        config = shapes[name]
+        self.dtype = choose_dtype(dtype, config.dtype)
+        self.model = checkpoint.dummy(config, device=self.device, dtype=self.dtype, seed=0)
+        specials = {"<|mask|>": config.mask_id}
+        specials |= {f"<|eos{n or ''}|>": i for n, i in enumerate(config.eos_ids)}
+        self.tokenizer: Tokenizer | None = Tokenizer.byte_level(specials)
+
+    def _load_folder(
+        self,
+        model: str | Path,
+        adapter: str | Path | None,
+        dtype: str,
+        progress: checkpoint.Progress | None,
+    ) -> None:
+        folder = resolve(model)
+        config = checkpoint.read_config(folder)
+        self.dtype = choose_dtype(dtype, config.dtype)
+        self.tokenizer = Tokenizer.from_folder(folder)
+        self.model = checkpoint.load(
+            folder,
+            config,
+            device=self.device,
+            dtype=self.dtype,
+            adapter=resolve(adapter, "adapter") if adapter is not None else None,
+            progress=progress,
+        )
+
+    # -- decoding -----------------------------------------------------------------------------
+
+    @overload
+    def generate(self, prompts: str, config: DecodeConfig | None = None) -> Output: ...
+    @overload
+    def generate(self, prompts: Messages, config: DecodeConfig | None = None) -> Output: ...
+    @overload
+    def generate(self, prompts: Sequence[int], config: DecodeConfig | None = None) -> Output: ...
+    @overload
+    def generate(self, prompts: list[str], config: DecodeConfig | None = None) -> list[Output]: ...
+    @overload
+    def generate(
+        self, prompts: Sequence[Messages], config: DecodeConfig | None = None
+    ) -> list[Output]: ...
+    @overload
+    def generate(
+        self, prompts: Sequence[Sequence[int]], config: DecodeConfig | None = None
+    ) -> list[Output]: ...
+    def generate(self, prompts: Any, config: DecodeConfig | None = None) -> Output | list[Output]:
+        """Decode one prompt (text, chat messages or token ids), or a list of prompts.
+
+        Prompts are decoded one by one: an answer never depends on what else was asked.
+        """
+        if _is_many(prompts):
+            return [self._generate(prompt, config) for prompt in prompts]
+        return self._generate(prompts, config)
+
+    def stream(self, prompt: Prompt, config: DecodeConfig | None = None) -> Iterator[Event]:
+        """One event a round, as it happens; the last one carries the output."""
+        session = self.session(prompt, config)
+        try:
+            while (event := session.step()) is not None:
+                yield event
+        finally:
+            session.close()
+
+    def session(self, prompt: Prompt, config: DecodeConfig | None = None) -> Session:
+        """A request to be driven by hand, round by round."""
+        config = config or DecodeConfig()
+        ids = self.encode(prompt)
+        eos = self.config.eos_ids + (self._turn_ends if config.early_stop else ())
+        decoder = Decoder(
+            config, ids, mask_id=self.config.mask_id, eos_ids=eos, shift=self.config.shift
+        )
+        if len(decoder.tokens) > self.config.max_positions:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens and {config.max_new_tokens} are to be added, "
+                f"but this model's context holds {self.config.max_positions}: "
+                "shorten the prompt or ask for fewer new tokens"
+            )
+        return Session(self.runner, self.tokenizer, decoder, ids)
+
+    def forward(
+        self,
+        token_ids: Sequence[int],
+        *,
+        attention: AttentionName = "full",
+        prompt_len: int | None = None,
+        block_size: int | None = None,
+    ) -> Tensor:
+        """Raw logits [tokens, vocab] of one sequence, no cache, not shifted, in fp32.
+
+        Under `block` attention the first `prompt_len` tokens are block 0.
+        """
+        if attention == "block" and (prompt_len is None or block_size is None):
+            raise ConfigError("block attention needs prompt_len and block_size")
+        return raw_logits(
+            self.model, self._checked(token_ids), attention, prompt_len or 0, block_size or 1
+        )
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt: text, chat messages, or ids as they are."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise PromptError("this model has no tokenizer: give the prompt as token ids")
+            ids = self.tokenizer.encode(prompt)
+        elif prompt and isinstance(prompt[0], Mapping):
+            if self.tokenizer is None:
+                raise PromptError("this model has no tokenizer: give the prompt as token ids")
+            ids = self.tokenizer.chat(prompt)  # type: ignore[arg-type]
+        else:
+            ids = self._checked(prompt)  # type: ignore[arg-type]
+        if not ids:
+            raise PromptError("the prompt is empty: give at least one token")
+        return ids
+
+    def _generate(self, prompt: Prompt, config: DecodeConfig | None) -> Output:
+        session = self.session(prompt, config)
+        try:
+            while session.step() is not None:
+                pass
+        finally:
+            session.close()
+        assert session.output is not None
+        return session.output
+
+    def _checked(self, token_ids: Sequence[int]) -> list[int]:
+        ids = [int(i) for i in token_ids]
+        for i in ids:
+            self._known_id("token id", i)
+        return ids
+
+    def _known_id(self, what: str, value: int) -> int:
+        size = self.model.config.vocab_size
+        if not 0 <= value < size:
+            raise PromptError(f"{what} {value} is outside the vocabulary of {size}")
+        return value
+
+
+def _is_many(prompts: object) -> bool:
+    """A list of prompts, as against one prompt that is itself a list of ids or messages."""
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not prompts:
+        return False
+    return isinstance(prompts[0], str) or (
+        isinstance(prompts[0], Sequence) and not isinstance(prompts[0], Mapping)
+    )

@@ -1,0 +1,213 @@
+"""A session: one decoder driven over one runner slot, round by round, and what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lopa.config import DecodeConfig
+from lopa.decoding.decoder import Decoder
+from lopa.engine.runner import Runner
+from lopa.errors import ConfigError
+from lopa.models.tokenizer import StreamDecoder, Tokenizer
+from lopa.sequence import FinishReason, Round, Trace
+
+
+@dataclass(slots=True)
+class Output:
+    """A finished answer. Token counts state their rule in the name; see docs/decoding.md."""
+
+    text: str  # empty where the model has no tokenizer
+    token_ids: list[int]  # up to and including the end of text; all of them in parity mode
+    finish: FinishReason
+    rounds: int
+    tokens: int  # up to and including the end of text
+    tokens_paper: int  # whole blocks, filler behind the end of text included
+    seconds: float
+    first_round_seconds: float
+    config: DecodeConfig
+    trace: Trace
+
+    @property
+    def tpf(self) -> float:
+        """Tokens per forward: up to and including the end of text, the first round counted."""
+        return self.tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def tpf_paper(self) -> float:
+        """The paper's counting: whole blocks over rounds + 1."""
+        return self.tokens_paper / (self.rounds + 1)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def tokens_per_second_paper(self) -> float:
+        """The paper's counting: whole blocks, the first round's time left out."""
+        rest = self.seconds - self.first_round_seconds
+        return self.tokens_paper / rest if rest > 0 else 0.0
+
+    def summary(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "rounds": self.rounds,
+            "tpf": self.tpf,
+            "tpf_paper": self.tpf_paper,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "tokens_per_second_paper": self.tokens_per_second_paper,
+            "finish": self.finish,
+            "decoder": self.config.decoder,
+            "settings": self.config.settings(),
+        }
+
+
+@dataclass(slots=True)
+class Event:
+    """One round of a stream."""
+
+    round: Round
+    text: str  # what became final in this round, in order; never half a character
+    tokens: list[int]  # the new tokens as they stand, masks included
+    output: Output | None = None  # with the last event
+
+
+class Session:
+    """Drives one request. `step` runs a round; `output` is there when it returns None."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer: Tokenizer | None,
+        decoder: Decoder,
+        prompt_ids: Sequence[int],
+    ) -> None:
+        self.config = decoder.config
+        if self.config.stop and tokenizer is None:
+            raise ConfigError("stop strings need a tokenizer, and this model has none")
+        self.decoder = decoder
+        self.runner = runner
+        self.tokenizer = tokenizer
+        self.trace = Trace(list(prompt_ids), self.config.settings())
+        self.output: Output | None = None
+        self._slot = runner.open(self.config, len(decoder.tokens))
+        self._open = True
+        self._stream = StreamDecoder(tokenizer) if tokenizer else None
+        self._taken = 0  # settled tokens already handed to the stream decoder
+        self._text = ""  # settled text
+        self._sent = 0
+        self._stopped_at: int | None = None  # length of the text before the stop string
+        self._began = time.perf_counter()
+
+    def step(self) -> Event | None:
+        """One round; None when the answer is complete."""
+        if not self._open:
+            return None
+        began = time.perf_counter()
+        plan = self.decoder.plan()
+        if plan is None:  # only before the first round: later ends are seen below
+            self._finish()
+            return None
+        (stats,) = self.runner.forward([(self._slot, plan)])
+        record = self.decoder.advance(stats)
+        self.runner.commit([(self._slot, record.winner)])
+        record.seconds = time.perf_counter() - began
+        self.trace.rounds.append(record)
+        self._settle()
+        if self._stopped_at is not None:
+            self.decoder.end("stop")
+        event = Event(record, self._fresh_text(), self.decoder.generated.tolist())
+        if self.decoder.finished():
+            self._finish()
+            event.text += self._rest()
+            event.output = self.output
+        return event
+
+    def close(self) -> None:
+        """Free the slot; safe to call twice, and in the middle of a run."""
+        if self._open:
+            self._open = False
+            self.runner.close(self._slot)
+
+    def _settle(self) -> None:
+        """Turn the tokens that are final by now into text, and look for a stop string."""
+        if self._stream is None:
+            return
+        end = self.decoder.settled
+        first = self.decoder.first_eos
+        if first is not None:
+            end = min(end, first)
+        for token in self.decoder.generated[self._taken : end].tolist():
+            self._text += self._stream.push([token])
+            self._taken += 1
+            found = [i for i in map(self._text.find, self.config.stop) if i >= 0]
+            if found:
+                self._stopped_at = min(found)
+                return
+
+    def _fresh_text(self) -> str:
+        """Final text not sent yet, less a tail that may turn out to begin a stop string."""
+        end = len(self._text) if self._stopped_at is None else self._stopped_at
+        if self._stopped_at is None and self.config.stop:
+            end -= max(_overlap(self._text, stop) for stop in self.config.stop)
+        fresh = self._text[self._sent : end]
+        self._sent = max(self._sent, end)
+        return fresh
+
+    def _rest(self) -> str:
+        assert self.output is not None
+        rest = self.output.text[self._sent :]
+        self._sent = len(self.output.text)
+        return rest
+
+    def _finish(self) -> None:
+        decoder, config = self.decoder, self.config
+        assert decoder.finish is not None
+        self.close()
+        seconds = time.perf_counter() - self._began
+        generated = decoder.generated.tolist()
+        settled = min(decoder.settled, len(generated))
+        first = decoder.first_eos
+        counted = first + 1 if first is not None and first < settled else settled
+        if self._stopped_at is not None:
+            counted = self._taken
+        token_ids = generated[: counted if config.early_stop or config.stop else settled]
+        text = self._text
+        if self._stream is not None and self._stopped_at is None:
+            text += self._stream.flush()
+        if self._stopped_at is not None:
+            text = text[: self._stopped_at]
+        self.trace.token_ids = token_ids
+        self.trace.finish = decoder.finish
+        if self.tokenizer is not None:
+            seen = {*self.trace.prompt_ids, *generated} - {decoder.mask_id}
+            for record in self.trace.rounds:
+                seen.update(a.token for a in record.spawned)
+            self.trace.pieces = {t: self.tokenizer.piece(t) for t in sorted(seen)}
+        records = self.trace.rounds
+        self.output = Output(
+            text=text,
+            token_ids=token_ids,
+            finish=decoder.finish,
+            rounds=len(records),
+            tokens=counted,
+            tokens_paper=len(generated),
+            seconds=seconds,
+            first_round_seconds=records[0].seconds if records else 0.0,
+            config=config,
+            trace=self.trace,
+        )
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that `stop` begins with, short of all of it."""
+    for length in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,1 @@
+"""Models: one transformer, one small file per family, checkpoints, tokenizers."""

@@ -1,0 +1,166 @@
+"""Checkpoints: from a folder of safetensors (and perhaps a LoRA) to a transformer on a device.
+
+Tensors are memory-mapped and copied one by one into the transformer's own parameters, so loading
+needs little more memory than the model. A LoRA is added to each tensor as it is read, before it
+is merged with its neighbours or cast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from lopa.errors import CheckpointError
+from lopa.models.config import ModelConfig
+from lopa.models.families import family_named, family_of
+from lopa.models.family import Family, Target
+from lopa.models.files import read_json, safetensors_header
+from lopa.models.lora import Lora
+from lopa.models.transformer import Transformer
+
+Progress = Callable[[int, int], None]  # tensors done, tensors in all
+
+
+def read_config(folder: Path) -> ModelConfig:
+    raw = read_json(folder / "config.json")
+    return family_of(raw).read_config(raw)
+
+
+def load(
+    folder: Path,
+    config: ModelConfig,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    adapter: Path | None = None,
+    progress: Progress | None = None,
+) -> Transformer:
+    """The folder's weights, with the adapter merged, as a transformer in `dtype` on `device`."""
+    family = family_named(config.family)
+    targets = family.weight_targets(config)
+    lora = Lora.read(adapter, targets) if adapter else None
+    files = _locate(folder, targets, family)
+    model = empty(config, device, dtype)
+    parameters = dict(model.named_parameters())
+    done = 0
+    for path in sorted(set(files.values())):
+        keys = [key for key, file in files.items() if file == path]
+        for key, tensor in _read(path, keys, targets):
+            if lora is not None:
+                tensor = lora.apply(key, tensor, device)
+            _place(parameters, targets[key], tensor)
+            done += 1
+            if progress:
+                progress(done, len(targets))
+    return model.eval()
+
+
+def empty(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Transformer:
+    """A transformer with unwritten weights."""
+    with torch.device("meta"):
+        model = Transformer(config).to(dtype)
+    return model.to_empty(device=device).requires_grad_(False)
+
+
+def dummy(
+    config: ModelConfig, *, device: torch.device, dtype: torch.dtype, seed: int
+) -> Transformer:
+    """Random weights of a shape: for trying and timing, not for reading."""
+    model = empty(config, device, dtype)
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            parameter.fill_(1.0)
+        elif parameter.dim() == 1:
+            parameter.zero_()
+        else:
+            # Unit-variance activations; a head strong enough that confidences spread out.
+            scale = 4.0 if name == "head.weight" else 1.0
+            parameter.normal_(0.0, scale * parameter.shape[1] ** -0.5, generator=generator)
+    return model.eval()
+
+
+def tensors(model: Transformer) -> dict[str, Tensor]:
+    """The model's weights under its family's own names, as views: what a checkpoint holds."""
+    parameters = dict(model.named_parameters())
+    targets = family_named(model.config.family).weight_targets(model.config)
+    return {
+        key: parameters[t.parameter].data[t.start : t.start + t.shape[0]]
+        for key, t in targets.items()
+    }
+
+
+def _place(parameters: dict[str, torch.nn.Parameter], target: Target, tensor: Tensor) -> None:
+    rows = parameters[target.parameter].data[target.start : target.start + target.shape[0]]
+    rows.copy_(tensor)
+
+
+def _locate(folder: Path, targets: dict[str, Target], family: Family) -> dict[str, Path]:
+    """Which file holds each tensor; every one that is needed, and none that is not known."""
+    index = folder / "model.safetensors.index.json"
+    single = folder / "model.safetensors"
+    if index.exists():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{index} has no weight_map: fetch it again")
+        files = {key: folder / str(name) for key, name in weight_map.items()}
+        for path in sorted(set(files.values())):
+            if path.resolve().parent != folder.resolve() and not path.exists():
+                raise CheckpointError(f"{index} names {path}, outside the folder: fetch it again")
+            if not path.exists():
+                raise CheckpointError(f"{path} is missing: fetch the shard again")
+    elif single.exists():
+        files = dict.fromkeys(safetensors_header(single), single)
+    else:
+        others = sorted(p.name for p in folder.glob("*.bin")) + sorted(
+            p.name for p in folder.glob("*.pt*")
+        )
+        hint = f" ({others[0]} is not read: convert it to safetensors)" if others else ""
+        raise CheckpointError(f"{folder} holds no model.safetensors{hint}")
+    missing = [key for key in targets if key not in files]
+    if missing:
+        raise CheckpointError(
+            f"{folder}: tensor {missing[0]} is missing"
+            + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+            + ": the checkpoint does not match its config.json"
+        )
+    unknown = [
+        key
+        for key in files
+        if key not in targets and not key.endswith(family.ignored) and key != "lm_head.weight"
+    ]
+    if unknown:
+        raise CheckpointError(
+            f"{folder}: tensor {unknown[0]} is not part of a {family.name} model with this "
+            "config.json: running without it would give wrong results"
+        )
+    return {key: files[key] for key in targets}
+
+
+def _read(path: Path, keys: list[str], targets: dict[str, Target]) -> Iterator[tuple[str, Tensor]]:
+    header = safetensors_header(path)
+    for key in keys:
+        if key not in header:
+            raise CheckpointError(f"{path}: tensor {key} is missing although the index names it")
+        shape = tuple(header[key]["shape"])
+        if shape != targets[key].shape:
+            raise CheckpointError(
+                f"{path}: tensor {key} has shape {list(shape)} where config.json asks for "
+                f"{list(targets[key].shape)}"
+            )
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            for key in keys:
+                yield key, file.get_tensor(key)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): fetch it again") from None
+
+
+def footprint(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of the weights in `dtype`."""
+    return math.ceil(config.parameters * torch.finfo(dtype).bits / 8)

@@ -1,0 +1,40 @@
+"""What the one transformer needs to know about a model; families translate config.json to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    family: str
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    norm_eps: float
+    rope_theta: float
+    max_positions: int
+    qkv_bias: bool
+    qk_norm: bool
+    tied_head: bool
+    shift: bool  # raw row p − 1 predicts position p
+    mask_id: int
+    eos_ids: tuple[int, ...]
+    dtype: str = "float32"  # the checkpoint's own
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, the head counted once when it is tied."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = self.hidden_size * (q + 2 * kv) + q * self.hidden_size
+        if self.qkv_bias:
+            attention += q + 2 * kv
+        if self.qk_norm:
+            attention += 2 * self.head_dim
+        layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_head else 2)
+        return self.layers * layer + embeddings + self.hidden_size

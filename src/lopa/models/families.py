@@ -1,0 +1,35 @@
+"""The families there are, and which one a config.json belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lopa.errors import CheckpointError
+from lopa.models import dream, llada
+from lopa.models.config import ModelConfig
+from lopa.models.family import Family
+
+FAMILIES: tuple[Family, ...] = (dream.FAMILY, llada.FAMILY)
+
+
+def family_of(raw: Mapping[str, Any]) -> Family:
+    architectures = raw.get("architectures") or []
+    for family in FAMILIES:
+        if any(a in family.architectures for a in architectures):
+            return family
+    if not architectures:
+        for family in FAMILIES:
+            if raw.get("model_type") in family.model_types:
+                return family
+    found = ", ".join(map(str, architectures)) or raw.get("model_type") or "none given"
+    known = ", ".join(a for f in FAMILIES for a in f.architectures)
+    raise CheckpointError(f"unknown architecture ({found}): lopa runs {known}")
+
+
+def family_named(name: str) -> Family:
+    return next(family for family in FAMILIES if family.name == name)
+
+
+def dummy_shapes() -> dict[str, ModelConfig]:
+    return {name: shape for family in FAMILIES for name, shape in family.shapes.items()}

@@ -1,0 +1,76 @@
+"""Files of a model: where they are (a folder, the hub, the package) and how they are read."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from lopa.errors import CheckpointError
+
+_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+_WANTED = ["*.json", "*.safetensors", "merges.txt", "*.jinja"]
+BUILT_IN = {"tiny": Path(__file__).parents[1] / "tiny"}
+
+
+def resolve(name: str | Path, what: str = "model") -> Path:
+    """The folder of a built-in name, a local folder or a hub id (downloaded when needed)."""
+    if str(name) in BUILT_IN and (BUILT_IN[str(name)] / "config.json").exists():
+        return BUILT_IN[str(name)]
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise CheckpointError(f"{what} {name} is a file: give the folder that holds it")
+    if not _HUB_ID.match(str(name)):
+        raise CheckpointError(
+            f"{what} {name} does not exist: give a folder, a hub id such as "
+            "Dream-org/Dream-v0-Instruct-7B, or dummy:dream-tiny"
+        )
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(str(name), allow_patterns=_WANTED))
+    except Exception as error:  # the hub client raises a dozen unrelated kinds
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"{what} {name} is no folder here and could not be fetched from the hub ({reason}): "
+            "check the name and the network, or give a local folder"
+        ) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing: is {path.parent} a model folder?") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON ({error}): fetch it again") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} holds no JSON object: fetch it again")
+    return found
+
+
+def safetensors_header(path: Path) -> dict[str, Any]:
+    """The tensors a safetensors file declares, checked against its size."""
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= size - 8:
+                raise ValueError("its header is cut off")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        ends = {key: 8 + length + value["data_offsets"][1] for key, value in header.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path} is not a valid safetensors file ({error}): fetch it again"
+        ) from None
+    for key, end in sorted(ends.items(), key=lambda item: item[1]):
+        if end > size:
+            raise CheckpointError(
+                f"{path} is cut off within tensor {key} "
+                f"({size} bytes where {max(ends.values())} are declared): fetch it again"
+            )
+    return dict(header)

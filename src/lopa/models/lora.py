@@ -1,0 +1,109 @@
+"""PEFT LoRA adapters: W += scale · B·A, tensor by tensor, before anything else is done to W."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from lopa.errors import CheckpointError
+from lopa.models.family import Target
+from lopa.models.files import read_json
+
+_KEY = re.compile(r"^(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight$")
+# Fields that change what an adapter means, and the values under which it is a plain LoRA.
+_PLAIN: dict[str, tuple[object, ...]] = {
+    "peft_type": ("LORA",),
+    "use_dora": (None, False),
+    "fan_in_fan_out": (None, False),
+    "bias": (None, "none"),
+    "modules_to_save": (None, []),
+    "alora_invocation_tokens": (None, []),
+    "layer_replication": (None, []),
+    "use_qalora": (None, False),
+}
+
+
+@dataclass(slots=True)
+class Lora:
+    pairs: dict[str, tuple[Tensor, Tensor]]  # checkpoint key → (A [r, in], B [out, r])
+    scales: dict[str, float]
+
+    def apply(self, key: str, weight: Tensor, device: torch.device) -> Tensor:
+        """The merged weight, computed in fp32; other tensors pass through."""
+        if key not in self.pairs:
+            return weight
+        a, b = (x.to(device, torch.float32) for x in self.pairs[key])
+        return weight.to(device, torch.float32) + self.scales[key] * (b @ a)
+
+    @classmethod
+    def read(cls, folder: Path, targets: dict[str, Target]) -> Lora:
+        """Reads adapter_config.json and adapter_model.safetensors; every tensor must fit."""
+        config = read_json(folder / "adapter_config.json")
+        for name, plain in _PLAIN.items():
+            if name in config and config[name] not in plain:
+                raise CheckpointError(
+                    f"{folder}: adapter with {name} = {config[name]!r} is not supported, "
+                    "only plain LoRA is: merge it into the model with PEFT first"
+                )
+        path = folder / "adapter_model.safetensors"
+        if not path.exists():
+            raise CheckpointError(f"{path} is missing: is {folder} a PEFT adapter folder?")
+        halves: dict[str, dict[str, Tensor]] = {}
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                for key in file.keys():  # noqa: SIM118 (safe_open is no mapping)
+                    match = _KEY.match(key)
+                    if match is None or match[1] + ".weight" not in targets:
+                        raise CheckpointError(
+                            f"{path}: {key} fits no layer of this model: "
+                            "the adapter was made for another one"
+                        )
+                    halves.setdefault(match[1], {})[match[2]] = file.get_tensor(key)
+        except SafetensorError as error:
+            raise CheckpointError(f"{path} cannot be read ({error}): fetch it again") from None
+        if not halves:
+            raise CheckpointError(f"{path} holds no LoRA tensors")
+        return cls._fit(path, config, halves, targets)
+
+    @classmethod
+    def _fit(
+        cls,
+        path: Path,
+        config: dict[str, Any],
+        halves: dict[str, dict[str, Tensor]],
+        targets: dict[str, Target],
+    ) -> Lora:
+        pairs, scales = {}, {}
+        for module, half in halves.items():
+            if half.keys() != {"A", "B"}:
+                raise CheckpointError(f"{path}: {module} has only one half of its LoRA pair")
+            rank = _pattern(config, "rank_pattern", module, config.get("r"))
+            alpha = _pattern(config, "alpha_pattern", module, config.get("lora_alpha"))
+            if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+                raise CheckpointError(f"{path.parent}: adapter_config.json lacks r or lora_alpha")
+            out, into = targets[module + ".weight"].shape
+            if half["A"].shape != (rank, into) or half["B"].shape != (out, rank):
+                raise CheckpointError(
+                    f"{path}: {module} has A {list(half['A'].shape)} and B "
+                    f"{list(half['B'].shape)} where [{rank}, {into}] and [{out}, {rank}] fit "
+                    "this model: the adapter was made for another one"
+                )
+            pairs[module + ".weight"] = half["A"], half["B"]
+            root = math.sqrt(rank) if config.get("use_rslora") else rank
+            scales[module + ".weight"] = alpha / root
+        return cls(pairs, scales)
+
+
+def _pattern(config: dict[str, Any], name: str, module: str, default: Any) -> Any:
+    """PEFT's per-module exceptions: keys are regular expressions on the end of the name."""
+    for pattern, value in (config.get(name) or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default

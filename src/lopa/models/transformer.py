@@ -1,0 +1,123 @@
+"""One transformer for all families: pre-norm, RMSNorm, RoPE, grouped heads, SwiGLU.
+
+Works on a flat token axis: it does not know which tokens belong to which row or sequence. Only
+the `attend` function that the caller passes in does, and it is also where keys and values are
+cached. QKV and gate/up are merged; checkpoints with separate weights are joined when loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lopa.models.config import ModelConfig
+
+# (layer, q [T, heads, d], k [T, kv_heads, d], v [T, kv_heads, d]) → [T, heads, d]
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
+        width = config.heads * config.head_dim
+        merged = width + 2 * config.kv_heads * config.head_dim
+        self.qkv = nn.Linear(config.hidden_size, merged, bias=config.qkv_bias)
+        self.out = nn.Linear(width, config.hidden_size, bias=False)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
+        self.qk_norm = config.qk_norm
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
+        count = x.shape[0]
+        q, k, v = (
+            self.qkv(x)
+            .view(count, -1, self.head_dim)
+            .split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+        )
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        mixed = attend(layer, _rotate(q, cos, sin), _rotate(k, cos, sin), v)
+        out: Tensor = self.out(mixed.reshape(count, -1))
+        return out
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        out: Tensor = self.down(F.silu(gate) * up)
+        return out
+
+
+class Layer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.attention = Attention(config)
+        self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), cos, sin, layer, attend)
+        out: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
+        return out
+
+
+class Transformer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        if not config.tied_head:
+            self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """tokens, positions: [T]. Returns the normed hidden states [T, hidden]: see `logits`."""
+        x = self.embedding(tokens)
+        cos, sin = rope(positions, self.config, x.dtype)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, cos, sin, index, attend)
+        out: Tensor = self.norm(x)
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden] → [N, vocab]: the raw rows, not shifted."""
+        weight = self.embedding.weight if self.config.tied_head else self.head.weight
+        return F.linear(hidden, weight)
+
+
+def rope(positions: Tensor, config: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos, sin: [T, 1, head_dim], computed in fp32."""
+    half = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=torch.float32)
+    frequencies = 1.0 / config.rope_theta ** (half / config.head_dim)
+    angles = positions.float()[:, None] * frequencies
+    angles = torch.cat([angles, angles], dim=-1)[:, None, :]
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin

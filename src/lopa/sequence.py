@@ -1,0 +1,118 @@
+"""The nouns everybody shares: what a round asks of a runner, what it gets, and its record.
+
+A round is Plan → (runner) → Stats → Round. Positions are absolute: the prompt starts at 0.
+Nothing here touches a device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+FillKind = Literal["threshold", "forced", "count"]
+BlockState = Literal["semi", "active", "to_cache", "in_cache"]
+FinishReason = Literal["eos", "stop", "length", "rounds"]
+
+
+@dataclass(slots=True)
+class Plan:
+    """One forward of one sequence: R rows (branches) over the positions from `start` on.
+
+    A row attends to the cached positions [0, cached) that lie outside its own window, and to its
+    window. Rows differ in length when one branch has appended a block and another has not.
+    """
+
+    index: int  # round number, from 1
+    start: int  # first position forwarded
+    cached: int  # length of the cache that is valid before this round
+    commit: int  # tokens from `start` whose KV of the winner is written to the cache
+    rows: IntArray  # [R, L] tokens; lookaheads in rank order, the anchor last
+    ends: IntArray  # [R] end of each row, absolute; what lies behind it is padding
+    wanted: BoolArray  # [R, L] where statistics are asked for: the masks
+    block_ids: IntArray | None  # [L] block of each position under block attention, else None
+
+
+@dataclass(slots=True)
+class Stats:
+    """What a runner returns for a plan: [R, L] each, meaningful where `wanted` was set."""
+
+    token: IntArray  # the argmax, or the draw; never the mask token
+    max_prob: FloatArray  # its probability
+    ranking: FloatArray  # the confidence that orders positions and scores branches
+
+
+@dataclass(slots=True)
+class Lookahead:
+    """A token placed ahead of its turn: what makes a branch differ from the anchor."""
+
+    position: int
+    token: int
+    confidence: float  # ranking confidence when it was placed
+    max_prob: float
+
+
+@dataclass(slots=True)
+class Branch:
+    """One row of a round, as it was scored. The anchor has no lookahead."""
+
+    lookahead: Lookahead | None
+    score: float
+    masks: int  # masks it had left, before any fill of this round
+    end: int
+    eos: bool  # an end of text has been placed in it
+
+
+@dataclass(slots=True)
+class Fill:
+    """One token fixed on the winner, from the logits that made it win."""
+
+    position: int
+    token: int
+    max_prob: float
+    kind: FillKind
+
+
+@dataclass(slots=True)
+class BlockView:
+    """A block of the winner as the round found it."""
+
+    start: int
+    end: int
+    state: BlockState
+    masks: int
+
+
+@dataclass(slots=True)
+class Round:
+    """The record of one round. `seconds` is set by whoever drives the decoder."""
+
+    index: int
+    start: int
+    cached: int
+    committed: int  # tokens whose KV went to the cache
+    branches: list[Branch]
+    winner: int
+    fills: list[Fill]
+    spawned: list[Lookahead]  # placed for the next round, in rank order
+    blocks: list[BlockView]  # those not yet in the cache when the round began
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Trace:
+    """A whole run: what was asked, every round, and how it ended."""
+
+    prompt_ids: list[int]
+    settings: dict[str, Any]
+    rounds: list[Round] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+    # Display text by token id, where the model has a tokenizer.
+    pieces: dict[int, str] = field(default_factory=dict)

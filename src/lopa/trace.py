@@ -1,0 +1,96 @@
+"""Traces as JSON Lines: a `run` line, one `round` line a round, an `end` line.
+
+What the terminal view, the web page and the studies read. `read` gives back what `write` was
+given; a file is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lopa.errors import LopaError
+from lopa.sequence import BlockView, Branch, Fill, Lookahead, Round, Trace
+
+_VERSION = 1
+
+
+def lines(trace: Trace) -> Iterator[str]:
+    head = {"prompt_ids": trace.prompt_ids, "settings": trace.settings}
+    yield _line("run", {"version": _VERSION, **head})
+    for record in trace.rounds:
+        yield _line("round", asdict(record))
+    pieces = {str(key): piece for key, piece in trace.pieces.items()}
+    tail = {"token_ids": trace.token_ids, "finish": trace.finish, "pieces": pieces}
+    yield _line("end", tail)
+
+
+def write(trace: Trace, path: Path) -> None:
+    """Write atomically: a reader sees the old file or the whole new one."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise LopaError(f"cannot write {path} ({error.strerror}): choose another place") from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in lines(trace))
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read(path: Path) -> Trace:
+    try:
+        return parse(path.read_text(encoding="utf-8").splitlines())
+    except OSError as error:
+        raise LopaError(f"cannot read {path} ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise LopaError(f"{path} is not a complete lopa trace ({error})") from None
+
+
+def parse(source: Iterable[str]) -> Trace:
+    records = [json.loads(line) for line in source if line.strip()]
+    kinds = [record.pop("type") for record in records]
+    if len(kinds) < 2 or kinds[0] != "run" or kinds[-1] != "end":
+        raise ValueError("it must begin with a run line and finish with an end line")
+    if set(kinds[1:-1]) - {"round"}:
+        raise ValueError("between its ends there may be nothing but rounds")
+    if records[0]["version"] != _VERSION:
+        raise ValueError(f"version {records[0]['version']} where {_VERSION} is read")
+    return Trace(
+        prompt_ids=records[0]["prompt_ids"],
+        settings=records[0]["settings"],
+        rounds=[_round(record) for record in records[1:-1]],
+        token_ids=records[-1]["token_ids"],
+        finish=records[-1]["finish"],
+        pieces={int(key): piece for key, piece in records[-1]["pieces"].items()},
+    )
+
+
+def _line(kind: str, record: dict[str, Any]) -> str:
+    return json.dumps({"type": kind, **record}, ensure_ascii=False, allow_nan=False)
+
+
+def _round(raw: dict[str, Any]) -> Round:
+    branches = [
+        Branch(**{**b, "lookahead": Lookahead(**b["lookahead"]) if b["lookahead"] else None})
+        for b in raw["branches"]
+    ]
+    return Round(
+        **{
+            **raw,
+            "branches": branches,
+            "fills": [Fill(**f) for f in raw["fills"]],
+            "spawned": [Lookahead(**s) for s in raw["spawned"]],
+            "blocks": [BlockView(**b) for b in raw["blocks"]],
+        }
+    )

@@ -1,0 +1,55 @@
+"""Made-up statistics: a function of the row's tokens and the position, no model."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+from lopa.config import DecodeConfig
+from lopa.decoding.decoder import Decoder
+from lopa.sequence import Plan, Round, Stats
+
+MASK, EOS, VOCAB = 9, 8, 8
+
+
+class MadeUp:
+    """Draws for (round, row, position) depend on those alone, so every caller sees the same.
+
+    `levels` rounds the confidences, to make ties; `eos_share` is how often EOS is predicted.
+    """
+
+    def __init__(self, seed: int, levels: int | None = None, eos_share: float = 0.0) -> None:
+        self.seed, self.levels, self.eos_share = seed, levels, eos_share
+
+    def at(self, index: int, row: tuple[int, ...], position: int) -> tuple[int, float, float]:
+        key = np.array([self.seed, index, position, *row], np.int64).tobytes()
+        rng = np.random.default_rng(zlib.crc32(key))
+        probability = float(np.float32(rng.random()))
+        if self.levels:
+            probability = round(probability * self.levels) / self.levels
+        token = EOS if rng.random() < self.eos_share else int(rng.integers(VOCAB))
+        return token, probability, float(np.float32(np.log(probability + 1e-3)))
+
+    def stats(self, decoder: Decoder, plan: Plan) -> Stats:
+        token = np.full(plan.rows.shape, 777, np.int64)  # poison: never to be used
+        max_prob = np.full(plan.rows.shape, np.nan, np.float32)
+        ranking = np.full(plan.rows.shape, np.nan, np.float32)
+        before = decoder.tokens[: plan.start].tolist()
+        for r, c in zip(*np.nonzero(plan.wanted), strict=True):
+            row = (*before, *plan.rows[r, : plan.ends[r] - plan.start].tolist())
+            found = self.at(plan.index, row, plan.start + int(c))
+            token[r, c], max_prob[r, c], ranking[r, c] = found
+        return Stats(token, max_prob, ranking)
+
+
+def new_decoder(config: DecodeConfig, prompt: int = 5, shift: bool = True) -> Decoder:
+    ids = [i % VOCAB for i in range(prompt)]
+    return Decoder(config, ids, mask_id=MASK, eos_ids=[EOS], shift=shift)
+
+
+def drive(decoder: Decoder, source: MadeUp) -> list[Round]:
+    records = []
+    while (plan := decoder.plan()) is not None:
+        records.append(decoder.advance(source.stats(decoder, plan)))
+    return records

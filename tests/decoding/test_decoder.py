@@ -1,0 +1,226 @@
+"""The pure decoder on made-up statistics: against the plain loop, and by its properties."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_up import EOS, MASK, MadeUp, drive, new_decoder
+from plain_loop import plain_lopa
+
+from lopa.config import DecodeConfig
+from lopa.decoding.decoder import Decoder
+from lopa.errors import PromptError
+
+EXAMPLES = settings(max_examples=120, deadline=None)
+seeds = st.integers(0, 2**31)
+shares = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.95, 1.0])
+sources = st.builds(
+    MadeUp,
+    seed=seeds,
+    levels=st.sampled_from([None, None, 4]),
+    eos_share=st.sampled_from([0.0, 0.02, 0.2]),
+)
+pipelines = st.fixed_dictionaries(
+    {
+        "size": st.sampled_from([1, 3, 8]),
+        "blocks": st.integers(1, 5),
+        "append_at": shares,
+        "activate_at": shares,
+        "threshold": st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    }
+)
+
+
+def pipeline_config(shape: dict[str, Any], **more: Any) -> DecodeConfig:
+    shape = dict(shape)
+    size, blocks = shape.pop("size"), shape.pop("blocks")
+    return DecodeConfig(
+        max_new_tokens=size * blocks, block_size=size, early_stop=False, **shape, **more
+    )
+
+
+@EXAMPLES
+@given(sources, pipelines, st.integers(0, 5), st.sampled_from([0.0, 0.3]), st.integers(1, 9))
+def test_equals_the_plain_loop(
+    source: MadeUp, shape: dict[str, Any], branches: int, floor: float, prompt: int
+) -> None:
+    config = pipeline_config(shape, decoder="lopa", branches=branches, lookahead_floor=floor)
+    decoder = new_decoder(config, prompt)
+    records = drive(decoder, source)
+    expected = plain_lopa(
+        decoder.tokens[:prompt].tolist(),
+        source.at,
+        mask=MASK,
+        eos=EOS,
+        size=config.block_size,
+        new=config.max_new_tokens,
+        append_at=config.append_at,
+        activate_at=config.activate_at,
+        threshold=config.threshold,
+        branches=branches,
+        floor=floor,
+    )
+    assert decoder.generated.tolist() == expected.tokens
+    assert [r.winner for r in records] == expected.winners
+    assert [[(f.position, f.token) for f in r.fills] for r in records] == [
+        sorted(fills) for fills in expected.fills
+    ]
+    assert [r.committed for r in records] == expected.commits
+
+
+every_window = st.one_of(
+    pipelines.flatmap(
+        lambda shape: st.builds(
+            lambda k, s: pipeline_config(shape, decoder="lopa", branches=k, score=s),
+            st.integers(0, 4),
+            st.sampled_from(["mean", "window", "segment", "fills"]),
+        )
+    ),
+    st.builds(
+        lambda size, blocks, cache, tau, k: DecodeConfig(
+            decoder="lopa",
+            window="blocks",
+            max_new_tokens=size * blocks,
+            block_size=size,
+            cache=cache,
+            threshold=tau,
+            branches=k,
+            early_stop=False,
+        ),
+        st.sampled_from([1, 3, 8]),
+        st.integers(1, 4),
+        st.sampled_from(["none", "prefix", "dual"]),
+        st.sampled_from([0.5, 0.9]),
+        st.integers(0, 4),
+    ),
+    st.builds(
+        lambda n, tau, k: DecodeConfig(
+            decoder="lopa",
+            window="canvas",
+            max_new_tokens=n,
+            threshold=tau,
+            branches=k,
+            early_stop=False,
+        ),
+        st.integers(1, 20),
+        st.sampled_from([0.5, 0.9]),
+        st.integers(0, 4),
+    ),
+)
+
+
+@EXAMPLES
+@given(sources, every_window, st.booleans())
+def test_invariants(source: MadeUp, config: DecodeConfig, shift: bool) -> None:
+    decoder = new_decoder(config, shift=shift)
+    prompt = decoder.prompt
+    rounds = 0
+    while (plan := decoder.plan()) is not None:
+        rounds += 1
+        assert rounds <= config.max_new_tokens, "a round filled nothing"
+        before = decoder.tokens.copy()
+        committed = plan.rows[:, : plan.commit]
+        if config.window == "pipeline":  # the other caches hold masks as they stood, by design
+            assert not (committed == MASK).any(), "a masked token is committed"
+            assert (committed == committed[0]).all(), "branches differ in what is committed"
+            assert plan.start == plan.cached
+        assert not plan.wanted[plan.rows != MASK].any()
+        assert plan.wanted.any(axis=1)[-1], "the anchor has nothing left to decode"
+        record = decoder.advance(source.stats(decoder, plan))
+        after = decoder.tokens
+        filled = before != MASK
+        assert (after[filled] == before[filled]).all(), "a filled token changed"
+        assert (after != MASK).sum() > (before != MASK).sum(), "nothing was filled"
+        places = {f.position for f in record.fills}
+        ahead = record.branches[record.winner].lookahead
+        if ahead is not None:
+            places.add(ahead.position)
+        assert places == set(np.flatnonzero(before != after).tolist())
+        assert len(record.branches) <= config.branches + 1
+        assert record.branches[-1].lookahead is None
+    assert not (decoder.generated == MASK).any()
+    assert decoder.finish in ("eos", "length")
+    assert len(decoder.generated) % decoder.window.size == 0
+    assert (decoder.tokens[:prompt] != MASK).all()
+    if decoder.finish == "length":
+        assert len(decoder.generated) == config.max_new_tokens
+
+
+@EXAMPLES
+@given(sources, pipelines, st.sampled_from(["mean", "fills"]))
+def test_no_branches_is_d2f(source: MadeUp, shape: dict[str, Any], score: str) -> None:
+    lopa = new_decoder(pipeline_config(shape, decoder="lopa", branches=0, score=score))
+    d2f = new_decoder(pipeline_config(shape, decoder="d2f"))
+    ours, theirs = drive(lopa, source), drive(d2f, source)
+    assert lopa.tokens.tolist() == d2f.tokens.tolist()
+    assert [r.fills for r in ours] == [r.fills for r in theirs]
+
+
+@EXAMPLES
+@given(seeds, pipelines, st.integers(2, 5), st.randoms(use_true_random=False))
+def test_branch_order_does_not_matter(
+    seed: int, shape: dict[str, Any], branches: int, random: Any
+) -> None:
+    source = MadeUp(seed)
+    decoder = new_decoder(pipeline_config(shape, decoder="lopa", branches=branches))
+    while decoder.plan() is not None:
+        shuffled = copy.deepcopy(decoder)
+        shuffled._plan = None
+        shuffled.round -= 1
+        random.shuffle(shuffled.ahead)
+        plan, other = decoder.plan(), shuffled.plan()
+        assert plan is not None
+        assert other is not None
+        record = decoder.advance(source.stats(decoder, plan))
+        again = shuffled.advance(source.stats(shuffled, other))
+        scores = [b.score for b in record.branches]
+        if scores.count(max(scores)) > 1:
+            continue  # ties go to the best-ranked, which is what order means
+        assert shuffled.tokens.tolist() == decoder.tokens.tolist()
+        assert again.fills == record.fills
+
+
+@EXAMPLES
+@given(sources, every_window)
+def test_early_stop_is_a_prefix_of_parity(source: MadeUp, config: DecodeConfig) -> None:
+    """Stopping early changes when a run ends, never what it says up to the end of text."""
+    full = new_decoder(config)
+    drive(full, source)
+    settings = {**config.settings(), "early_stop": True}
+    early = new_decoder(DecodeConfig(**settings))
+    drive(early, source)
+    first = early.first_eos
+    if first is None:
+        assert early.tokens.tolist() == full.tokens.tolist()
+    else:
+        assert early.finish == "eos"
+        assert early.settled > first
+        assert early.generated[: first + 1].tolist() == full.generated[: first + 1].tolist()
+        assert early.round <= full.round
+
+
+@EXAMPLES
+@given(sources, st.integers(1, 30), st.integers(1, 40))
+def test_vanilla_keeps_to_its_steps(source: MadeUp, new: int, steps: int) -> None:
+    config = DecodeConfig(decoder="vanilla", max_new_tokens=new, steps=steps, early_stop=False)
+    decoder = new_decoder(config)
+    records = drive(decoder, source)
+    assert len(records) <= steps
+    assert not (decoder.generated == MASK).any()
+
+
+def test_round_limit() -> None:
+    decoder = new_decoder(DecodeConfig(decoder="d2f", threshold=1.0, max_rounds=3))
+    assert len(drive(decoder, MadeUp(1))) == 3
+    assert decoder.finish == "rounds"
+
+
+@pytest.mark.parametrize("prompt", [[], [1, MASK]])
+def test_bad_prompts(prompt: list[int]) -> None:
+    with pytest.raises(PromptError):
+        Decoder(DecodeConfig(), prompt, mask_id=MASK, eos_ids=[EOS], shift=True)
