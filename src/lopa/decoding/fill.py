@@ -8,13 +8,15 @@ cells to fix and which of those it had to force. Every rule is a plain function 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from lopa.sequence import BoolArray, FloatArray, IntArray
 
-_SCHEDULE_END = np.float32(1e-3)  # Dream's eps: the timestep that its schedule ends on
+_SCHEDULE_END = 1e-3  # Dream's eps: the timestep that its schedule ends on
 
 
 class Cells(NamedTuple):
@@ -88,14 +90,11 @@ def schedule_count(masks: int, step: int, steps: int) -> int:
     return int(np.float32(masks) * share)
 
 
+@lru_cache(maxsize=16)
 def dream_timesteps(steps: int) -> FloatArray:
-    """torch.linspace(1, eps, steps + 1) in float32, both ends exact, filled from both ends."""
-    step = (_SCHEDULE_END - np.float32(1)) / np.float32(steps)
-    index = np.arange(steps + 1)
-    half = (steps + 1) // 2
-    rising = np.float32(1) + step * index.astype(np.float32)
-    falling = _SCHEDULE_END - step * (steps - index).astype(np.float32)
-    return np.where(index < half, rising, falling).astype(np.float32)
+    """From torch itself: its float32 rounding decides counts that fall on a whole number."""
+    times: FloatArray = torch.linspace(1, _SCHEDULE_END, steps + 1).numpy()
+    return times
 
 
 def block_quota(masks: int, step: int, steps: int) -> int:

@@ -62,9 +62,7 @@ def load(
 
 def empty(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Transformer:
     """A transformer with unwritten weights."""
-    with torch.device("meta"):
-        model = Transformer(config).to(dtype)
-    return model.to_empty(device=device).requires_grad_(False)
+    return Transformer(config, device, dtype).requires_grad_(False)
 
 
 def dummy(

@@ -19,9 +19,9 @@ def resolve(name: str | Path, what: str = "model") -> Path:
     if str(name) in BUILT_IN and (BUILT_IN[str(name)] / "config.json").exists():
         return BUILT_IN[str(name)]
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if str(name) and folder.is_dir():
         return folder
-    if folder.exists():
+    if folder.is_file():
         raise CheckpointError(f"{what} {name} is a file: give the folder that holds it")
     if not _HUB_ID.match(str(name)):
         raise CheckpointError(

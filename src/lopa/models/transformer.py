@@ -8,6 +8,7 @@ cached. QKV and gate/up are merged; checkpoints with separate weights are joined
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +20,27 @@ from lopa.models.config import ModelConfig
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
+class Where(NamedTuple):
+    """Where and in which precision parameters are made."""
+
+    device: torch.device | None = None
+    dtype: torch.dtype | None = None
+
+
+class Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Left unwritten: a checkpoint or an initialiser writes every weight."""
+
+
+class Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        """Left unwritten, as in `Linear`."""
+
+
 class RMSNorm(nn.Module):
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, where: Where) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
+        self.weight = nn.Parameter(torch.ones(size, device=where.device, dtype=where.dtype))
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -32,16 +50,16 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, where: Where) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
         width = config.heads * config.head_dim
         merged = width + 2 * config.kv_heads * config.head_dim
-        self.qkv = nn.Linear(config.hidden_size, merged, bias=config.qkv_bias)
-        self.out = nn.Linear(width, config.hidden_size, bias=False)
+        self.qkv = Linear(config.hidden_size, merged, bias=config.qkv_bias, **where._asdict())
+        self.out = Linear(width, config.hidden_size, bias=False, **where._asdict())
         if config.qk_norm:
-            self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
-            self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
+            self.q_norm = RMSNorm(config.head_dim, config.norm_eps, where)
+            self.k_norm = RMSNorm(config.head_dim, config.norm_eps, where)
         self.qk_norm = config.qk_norm
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
@@ -59,10 +77,14 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, where: Where) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
-        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_up = Linear(
+            config.hidden_size, 2 * config.intermediate_size, bias=False, **where._asdict()
+        )
+        self.down = Linear(
+            config.intermediate_size, config.hidden_size, bias=False, **where._asdict()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
@@ -71,12 +93,12 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, where: Where) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.attention = Attention(config)
-        self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.feed_forward = FeedForward(config)
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, where)
+        self.attention = Attention(config, where)
+        self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps, where)
+        self.feed_forward = FeedForward(config, where)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
         x = x + self.attention(self.attention_norm(x), cos, sin, layer, attend)
@@ -85,14 +107,22 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    """Made with unwritten weights: see `lopa.models.checkpoint` for what writes them."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
+        where = Where(device, dtype)
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.embedding = Embedding(config.vocab_size, config.hidden_size, **where._asdict())
+        self.layers = nn.ModuleList(Layer(config, where) for _ in range(config.layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, where)
         if not config.tied_head:
-            self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.head = Linear(config.hidden_size, config.vocab_size, bias=False, **where._asdict())
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """tokens, positions: [T]. Returns the normed hidden states [T, hidden]: see `logits`."""

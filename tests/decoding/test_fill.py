@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lopa.config import DecodeConfig
+from lopa.decoding import fill, lookahead
+from lopa.sequence import Lookahead
+
+
+@pytest.mark.parametrize("steps", [*range(1, 70), 128, 256, 511, 512, 1000])
+def test_dream_schedule_is_torchs(steps: int) -> None:
+    """Same float32 timesteps as the published loop, so the same counts, to the last bit."""
+    times = torch.linspace(1, 1e-3, steps + 1)
+    for masks in (1, 7, 32, 255, 512):
+        left = masks
+        for step in range(steps):
+            t, s = times[step], times[step + 1]
+            share = torch.tensor(float(left)) * (1 - s / t)
+            expected = int(share) if step < steps - 1 else left
+            assert fill.schedule_count(left, step, steps) == expected
+            left -= expected
+
+
+@given(st.integers(0, 100), st.integers(1, 20))
+def test_quota_shares_everything_out(masks: int, steps: int) -> None:
+    shares = [fill.block_quota(masks, step, steps) for step in range(steps)]
+    assert sum(shares) == masks
+    assert sorted(shares, reverse=True) == shares
+    assert max(shares) - min(shares) <= 1
+
+
+def walk(confidences: list[float], factor: float) -> int:
+    """The published walk over sorted confidences, as the specification tells it."""
+    accepted = 0
+    for k, confidence in enumerate(confidences, start=1):
+        accepted = k - 1
+        if k > 1 and confidence < 1 - factor / (k + 1):
+            break
+    if accepted in (0, len(confidences) - 1):
+        accepted += 1
+    return accepted
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=12), st.sampled_from([0.2, 1.0, 3.0]))
+def test_factor_rule(levels: list[int], factor: float) -> None:
+    confidence = np.array([[x / 100 for x in levels]], np.float32)
+    cells = fill.Cells(np.ones_like(confidence, bool), confidence, confidence, np.ones(1, bool))
+    ranked = sorted(confidence[0].astype(float).tolist(), reverse=True)
+    assert fill.by_factor(cells, factor).chosen.sum() == walk(ranked, factor)
+
+
+def test_threshold_is_strict_for_d2f_and_not_for_fast_dllm() -> None:
+    p = np.array([[0.5, 0.9, 0.95]], np.float32)
+    cells = fill.Cells(np.ones_like(p, bool), p, p, np.ones(1, bool))
+    assert fill.above_threshold(cells, 0.9).chosen.tolist() == [[False, False, True]]
+    assert fill.best_and_threshold(cells, 0.9).chosen.tolist() == [[False, True, True]]
+    assert fill.above_threshold(cells, 0.99).forced.tolist() == [[False, False, True]]
+    semi = cells._replace(may_force=np.zeros(1, bool))
+    assert not fill.above_threshold(semi, 0.99).chosen.any()
+
+
+RANKING = np.array([[0.1, 0.2, 0.9, 0.8], [0.5, 0.5, 0.5, 0.5], [1.0, 1.0, 1.0, 1.0]], np.float32)
+MASKS = np.array([[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 0]], bool)
+AHEAD = [Lookahead(0, 0, 0.3, 0.3), Lookahead(1, 0, 0.2, 0.2)]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [0.5, 0.5, 1.0]),
+        ({"score_fraction": 0.5}, [0.15, 0.5, 1.0]),
+        ({"score": "window", "score_window": 2}, [0.15, 0.5, 1.0]),
+        ({"score": "segment"}, [0.15, 0.5, 1.0]),
+        ({"score": "fills", "threshold": 0.4}, [1.7, 1.5, 0.0]),
+        ({"creation_weight": 0.5}, [0.4, 0.35, 1.0]),
+    ],
+)
+def test_scores(options: dict[str, object], expected: list[float]) -> None:
+    config = DecodeConfig(**options)  # type: ignore[arg-type]
+    scores = lookahead.score(MASKS, MASKS.sum(axis=1), RANKING, RANKING, AHEAD, 2, config)
+    assert scores.tolist() == pytest.approx(expected)
+
+
+def test_spawn_ranks_and_keeps_the_floor() -> None:
+    ranking = np.array([0.3, 0.9, 0.3, 0.5], np.float32)
+    token = np.arange(4)
+    left = np.array([True, False, True, True])
+    config = DecodeConfig(branches=2)
+    found = lookahead.spawn(left, token, ranking, ranking, 10, config)
+    assert [(a.position, a.token) for a in found] == [(13, 3), (10, 0)]
+    config = DecodeConfig(branches=2, lookahead_floor=0.4)
+    found = lookahead.spawn(left, token, ranking, ranking, 10, config)
+    assert [a.position for a in found] == [13]

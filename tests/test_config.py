@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lopa.config import PRESETS, DecodeConfig, options_of
+from lopa.errors import ConfigError
+
+
+def test_defaults_by_decoder() -> None:
+    assert DecodeConfig().branches == 7
+    assert DecodeConfig(decoder="d2f").branches == 0
+    assert DecodeConfig(decoder="d2f", branches=0).threshold == 0.9
+    assert DecodeConfig(decoder="vanilla", max_new_tokens=40).steps == 40
+    assert DecodeConfig(decoder="fast-dllm").ranking == "max_prob"
+    assert DecodeConfig(stop="x").stop == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"decoder": "beam"}, "decoder"),
+        ({"branches": -1}, "branches"),
+        ({"branches": 129}, "branches"),
+        ({"branches": 2.5}, "branches"),
+        ({"branches": True}, "branches"),
+        ({"threshold": 1.01}, "threshold"),
+        ({"threshold": float("nan")}, "threshold"),
+        ({"threshold": "0.9"}, "threshold"),
+        ({"append_at": -0.1}, "append_at"),
+        ({"activate_at": 2}, "activate_at"),
+        ({"lookahead_floor": 1.5}, "lookahead_floor"),
+        ({"score_fraction": 0.0}, "score_fraction"),
+        ({"ranking": "entropy"}, "ranking"),
+        ({"attention": "causal"}, "attention"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"max_new_tokens": 50}, "block_size 32 does not divide max_new_tokens 50"),
+        ({"max_new_tokens": 20}, "use 32 new tokens"),
+        ({"max_new_tokens": 20, "early_stop": False}, "does not divide"),
+        ({"decoder": "fast-dllm", "max_new_tokens": 50, "early_stop": False}, "does not divide"),
+        ({"decoder": "fast-dllm", "steps": 9}, "multiple of the 8 blocks"),
+        ({"decoder": "fast-dllm", "steps": 8, "factor": 1.0}, "give one of them"),
+        ({"decoder": "fast-dllm", "threshold": 0.8, "factor": 1.0}, "give one of them"),
+        ({"decoder": "d2f", "branches": 4}, "branches is not used by the d2f decoder"),
+        ({"decoder": "vanilla", "threshold": 0.9}, "threshold is not used by the vanilla"),
+        ({"decoder": "vanilla", "block_size": 8}, "block_size is not used"),
+        ({"decoder": "d2f", "steps": 8}, "belongs to vanilla, fast-dllm"),
+        ({"decoder": "vanilla", "attention": "block"}, "attention is not used"),
+        ({"decoder": "vanilla", "window": "pipeline"}, "always uses the canvas window"),
+        ({"window": "canvas", "block_size": 32}, "canvas window"),
+        ({"window": "tiles"}, "window"),
+        ({"top_p": 0.9}, "temperature above 0"),
+        ({"top_k": 5}, "temperature above 0"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": 1.0, "top_p": 0.0}, "top_p"),
+        ({"seed": -1}, "seed"),
+        ({"stop": ("",)}, "stop"),
+        ({"max_rounds": 0}, "max_rounds"),
+        ({"early_stop": "yes"}, "early_stop"),
+    ],
+)
+def test_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        DecodeConfig(**options)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_parity_mode_cuts_to_whole_blocks() -> None:
+    config = DecodeConfig(max_new_tokens=50, block_size=16, early_stop=False)
+    assert config.blocks == 3
+
+
+@pytest.mark.parametrize("decoder", ["vanilla", "fast-dllm", "d2f", "lopa"])
+def test_settings_round_trip(decoder: Any) -> None:
+    config = DecodeConfig(decoder=decoder, max_new_tokens=64, stop=("a",), seed=3)
+    assert DecodeConfig(**config.settings()) == config
+    assert set(config.settings()) >= options_of(decoder) - {"factor", "steps"}
+
+
+# Table of the published settings: block, τ_add, τ_act, τ_conf, k.
+@pytest.mark.parametrize(
+    ("task", "published"),
+    [
+        ("gsm8k", (32, 0.1, 0.95, 0.90, 14)),
+        ("math", (16, 0.1, 0.95, 0.90, 7)),
+        ("humaneval", (32, 0.3, 0.95, 0.95, 7)),
+        ("mbpp", (32, 0.3, 0.95, 0.95, 7)),
+        ("humaneval+", (32, 0.3, 0.95, 0.95, 6)),
+        ("mbpp+", (32, 0.3, 0.95, 0.90, 14)),
+    ],
+)
+def test_presets(task: str, published: tuple[float, ...]) -> None:
+    c = DecodeConfig.preset(task)
+    assert (c.block_size, c.append_at, c.activate_at, c.threshold, c.branches) == published
+    assert c.max_new_tokens == 512
+    assert c.temperature == 0
+    assert c.ranking == ("max_prob" if task.endswith("+") else "neg_entropy")
+    assert set(PRESETS) == {"gsm8k", "math", "humaneval", "mbpp", "humaneval+", "mbpp+"}
+
+
+def test_preset_changes() -> None:
+    assert DecodeConfig.preset("gsm8k", branches=3).branches == 3
+    with pytest.raises(ConfigError, match="no preset 'gsm9k'"):
+        DecodeConfig.preset("gsm9k")

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lopa import LLM, DecodeConfig, LopaError, trace
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("dummy:dream-tiny", device="cpu")
+
+
+@pytest.mark.parametrize("decoder", ["vanilla", "fast-dllm", "d2f", "lopa"])
+def test_round_trip(llm: LLM, tmp_path: Path, decoder: str) -> None:
+    config = DecodeConfig(decoder=decoder, max_new_tokens=32)  # type: ignore[arg-type]
+    made = llm.generate("Hello there", config).trace
+    path = tmp_path / "run.jsonl"
+    trace.write(made, path)
+    assert trace.read(path) == made
+    assert [p.name for p in tmp_path.iterdir()] == ["run.jsonl"]
+    assert len(path.read_text().splitlines()) == len(made.rounds) + 2
+
+
+def test_failed_write_leaves_the_old_file(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = llm.generate("Hello", DecodeConfig(max_new_tokens=32)).trace
+    path = tmp_path / "run.jsonl"
+    path.write_text("old")
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        trace.write(made, path)
+    assert path.read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"type": "run"}\n', "not json\n", "[]\n[]\n"])
+def test_broken_files(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.jsonl"
+    path.write_text(text)
+    with pytest.raises(LopaError, match="not a complete lopa trace"):
+        trace.read(path)
+
+
+def test_unwritable(llm: LLM, tmp_path: Path) -> None:
+    made = llm.generate("Hello", DecodeConfig(max_new_tokens=32)).trace
+    with pytest.raises(LopaError, match="cannot write"):
+        trace.write(made, tmp_path / "no" / "such" / "run.jsonl")
