@@ -116,12 +116,17 @@ def test_cached_forward(folder: Path) -> None:
         first = raw[:1] if remembered is None else remembered
         positions = torch.arange(start, end)
         shifted = torch.cat([first, raw[:-1]])
-        token, max_prob, _ = statistics(shifted, positions, 1, config.mask_id, settings)
+        token, max_prob, _ = statistics(
+            shifted, positions, torch.ones_like(positions), config.mask_id, settings
+        )
         assert stats.token[0].tolist() == token.tolist()
         torch.testing.assert_close(torch.from_numpy(stats.max_prob[0]), max_prob, atol=1e-5, rtol=0)
         remembered = raw[commit - 1 : commit]
-    held = runner._slots[slot]
-    for name, cache in (("cache_k_layer0", held.keys[0]), ("cache_v_layer_last", held.values[-1])):
+    held = runner.cache
+    for name, cache in (
+        ("cache_k_layer0", held.keys[0, slot]),
+        ("cache_v_layer_last", held.values[-1, slot]),
+    ):
         expected = golden[name][0].transpose(0, 1)
         torch.testing.assert_close(cache[: len(expected)], expected, atol=1e-4, rtol=0)
 

@@ -50,7 +50,11 @@ class Uncached:
             columns = np.flatnonzero(plan.wanted[r])
             positions = torch.from_numpy(columns + plan.start)
             found = statistics(
-                logits[positions], positions, plan.index, self.model.config.mask_id, self.config
+                logits[positions],
+                positions,
+                torch.full_like(positions, plan.index),
+                self.model.config.mask_id,
+                self.config,
             )
             for array, values in zip((token, max_prob, ranking), found, strict=True):
                 array[r, columns] = values.numpy()
@@ -124,6 +128,26 @@ def test_same_prompt_same_answer_whatever_else_is_asked() -> None:
     outputs = llm.generate(prompts, config)
     assert outputs[0].token_ids == outputs[2].token_ids
     assert outputs[1].token_ids == llm.generate(prompts[1], config).token_ids
+    assert not llm.runner._slots
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+@pytest.mark.parametrize("attention", ["full", "block"])
+def test_together_equals_alone(size: int, attention: str) -> None:
+    llm = LLM(goldens.MODELS / "dream_0", dtype="float32", device="cpu")
+    config = DecodeConfig(
+        max_new_tokens=32,
+        block_size=8,
+        branches=4,
+        attention=attention,  # type: ignore[arg-type]
+    )
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 190, rng.integers(1, 30)).tolist() for _ in range(12)]
+    found = dict(llm.generate_together(prompts, config, size=size))
+    for index, prompt in enumerate(prompts):
+        alone = llm.generate(prompt, config)
+        assert found[index].token_ids == alone.token_ids
+        assert found[index].rounds == alone.rounds
     assert not llm.runner._slots
 
 

@@ -17,7 +17,7 @@ def run(
     if positions is None:
         positions = torch.arange(len(logits))
     config = DecodeConfig(**options)  # type: ignore[arg-type]
-    return statistics(logits, positions, 1, MASK, config)
+    return statistics(logits, positions, torch.ones_like(positions), MASK, config)
 
 
 @pytest.mark.parametrize("ranking", ["max_prob", "margin", "neg_entropy"])

@@ -88,10 +88,6 @@ class Decoder:
         self.finish = reason
         self._plan = None
 
-    def finished(self) -> bool:
-        """Nothing is left to do. Says so right after the last round, without planning another."""
-        return self.finish is not None or self.plan() is None
-
     # -- the round ----------------------------------------------------------------------------
 
     def plan(self) -> Plan | None:

@@ -13,7 +13,7 @@ from lopa.config import AttentionName, DecodeConfig
 from lopa.decoding.decoder import Decoder
 from lopa.engine.device import choose_device, choose_dtype
 from lopa.engine.runner import ReferenceRunner, raw_logits
-from lopa.engine.session import Event, Output, Session
+from lopa.engine.session import Event, Output, Session, run_together
 from lopa.errors import CheckpointError, ConfigError, PromptError
 from lopa.models import checkpoint
 from lopa.models.families import dummy_shapes, family_named
@@ -117,11 +117,28 @@ class LLM:
     def generate(self, prompts: Any, config: DecodeConfig | None = None) -> Output | list[Output]:
         """Decode one prompt (text, chat messages or token ids), or a list of prompts.
 
-        Prompts are decoded one by one: an answer never depends on what else was asked.
+        Prompts are decoded one by one: an answer never depends on what else was asked. For
+        throughput see `generate_together`.
         """
         if _is_many(prompts):
             return [self._generate(prompt, config) for prompt in prompts]
         return self._generate(prompts, config)
+
+    def generate_together(
+        self, prompts: Sequence[Prompt], config: DecodeConfig | None = None, *, size: int = 32
+    ) -> Iterator[tuple[int, Output]]:
+        """(index, output) of many prompts, `size` in flight at once, in order of completion."""
+        sessions: dict[int, int] = {}
+
+        def begin() -> Iterator[Session]:
+            for index, prompt in enumerate(prompts):
+                session = self.session(prompt, config)
+                sessions[id(session)] = index
+                yield session
+
+        for session in run_together(self.runner, begin(), size):
+            assert session.output is not None
+            yield sessions.pop(id(session)), session.output
 
     def stream(self, prompt: Prompt, config: DecodeConfig | None = None) -> Iterator[Event]:
         """One event a round, as it happens; the last one carries the output."""

@@ -7,19 +7,22 @@ when the decoders have chosen, `commit` writes the winners' keys and values to t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lopa.config import AttentionName, DecodeConfig
 from lopa.engine.attention import attention
+from lopa.engine.cache import Cache
 from lopa.engine.statistics import statistics
 from lopa.models.transformer import Transformer
-from lopa.sequence import Plan, Stats
+from lopa.sequence import BoolArray, IntArray, Plan, Stats
 
-_HEAD_ROWS = 512  # logits are made for at most this many positions at once
+_HEAD_ROWS = 4096  # logits are made for at most this many positions at once
 
 
 class Runner(Protocol):
@@ -39,131 +42,191 @@ class Runner(Protocol):
 @dataclass(slots=True)
 class _Slot:
     config: DecodeConfig
-    keys: Tensor  # [layers, capacity, kv_heads, d]
-    values: Tensor
-    plan: Plan | None = None
-    # Written by a forward, for the commit that follows: by layer, [R, commit, kv_heads, d].
-    staged_keys: list[Tensor] | None = None
-    staged_values: list[Tensor] | None = None
-    hidden: Tensor | None = None  # [R, hidden] of the last token to be committed
+    plan: Plan | None = None  # forwarded and not yet committed
+    rows: slice = field(default_factory=lambda: slice(0))  # its rows in the batch of that forward
     # The hidden state whose logits predict the first position of a cached window.
     carry: Tensor | None = None
     carry_position: int = -1
 
 
+@dataclass(slots=True)
+class _Staged:
+    """What a forward leaves for the commit that follows it."""
+
+    keys: list[Tensor]  # by layer, [R, L, kv_heads, d]
+    values: list[Tensor]
+    hidden: Tensor  # [R, L, hidden]
+
+
 class ReferenceRunner:
-    """Plain torch on any device: one batched forward per sequence and round. Correct and simple."""
+    """Plain torch on any device: all rows of all plans in one padded batch. Correct and simple."""
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
         self.config = model.config
         parameter = next(model.parameters())
-        self.device, self.dtype = parameter.device, parameter.dtype
+        self.device = parameter.device
+        self.cache = Cache(model.config, parameter.device, parameter.dtype)
         self._slots: dict[int, _Slot] = {}
-        self._next = 0
+        self._staged: _Staged | None = None
 
     def open(self, config: DecodeConfig, capacity: int) -> int:
-        shape = (self.config.layers, capacity, self.config.kv_heads, self.config.head_dim)
-        self._next += 1
-        self._slots[self._next] = _Slot(
-            config,
-            torch.zeros(shape, device=self.device, dtype=self.dtype),
-            torch.zeros(shape, device=self.device, dtype=self.dtype),
-        )
-        return self._next
+        slot = self.cache.open(capacity)
+        self._slots[slot] = _Slot(config)
+        return slot
 
     def close(self, slot: int) -> None:
         del self._slots[slot]
+        self.cache.close(slot)
 
     @torch.inference_mode()
     def forward(self, plans: Sequence[tuple[int, Plan]]) -> list[Stats]:
-        return [self._forward(self._slots[slot], plan) for slot, plan in plans]
+        rows = sum(len(plan.rows) for _, plan in plans)
+        length = max(plan.rows.shape[1] for _, plan in plans)
+        outside = [_outside(plan) for _, plan in plans]
+        shared = max(map(len, outside))
+        # Everything is laid out on the host and moved at once: [R, …], padding behind.
+        tokens = np.full((rows, length), self.config.mask_id, np.int64)
+        starts, slots = np.empty((2, rows), np.int64)
+        prefix = np.zeros((rows, shared), np.int64)
+        seen = np.zeros((rows, length, shared + length), np.bool_)
+        seen[:, :, shared] = True  # so that padding attends to something
+        wanted = np.zeros((rows, length), np.bool_)
+        end = 0
+        for (slot, plan), cached in zip(plans, outside, strict=True):
+            here = slice(end, end := end + len(plan.rows))
+            own = plan.rows.shape[1]
+            tokens[here, :own] = plan.rows
+            starts[here], slots[here] = plan.start, slot
+            prefix[here, : len(cached)] = cached
+            seen[here, :own, : len(cached)] = True
+            seen[here, :own, shared : shared + own] = _window_mask(plan)
+            wanted[here, :own] = plan.wanted
+            self._slots[slot].plan, self._slots[slot].rows = plan, here
+        positions = torch.from_numpy(starts[:, None] + np.arange(length)).to(self.device)
+        mask = None if seen.all() else torch.from_numpy(seen).to(self.device)
+        hidden = self._hidden(tokens, positions, slots, prefix, mask)
+        return self._statistics(plans, hidden, positions, wanted)
 
     @torch.inference_mode()
     def commit(self, winners: Sequence[tuple[int, int]]) -> None:
+        staged = self._staged
+        if staged is None:
+            raise RuntimeError("no forward to commit")
+        rows, columns, slots, positions = [], [], [], []
         for index, winner in winners:
             slot = self._slots[index]
-            plan = slot.plan
-            if plan is None or slot.staged_keys is None or slot.staged_values is None:
+            plan, slot.plan = slot.plan, None
+            if plan is None:
                 raise RuntimeError(f"slot {index} has no forward to commit")
             if plan.commit:
-                end = plan.start + plan.commit
-                for layer in range(self.config.layers):
-                    slot.keys[layer, plan.start : end] = slot.staged_keys[layer][winner]
-                    slot.values[layer, plan.start : end] = slot.staged_values[layer][winner]
-                assert slot.hidden is not None
-                slot.carry, slot.carry_position = slot.hidden[winner].clone(), end - 1
-            slot.plan = slot.staged_keys = slot.staged_values = slot.hidden = None
+                row = slot.rows.start + winner
+                rows.append(np.full(plan.commit, row))
+                columns.append(np.arange(plan.commit))
+                slots.append(np.full(plan.commit, index))
+                positions.append(np.arange(plan.start, plan.start + plan.commit))
+                slot.carry = staged.hidden[row, plan.commit - 1].clone()
+                slot.carry_position = plan.start + plan.commit - 1
+        self._staged = None
+        if rows:
+            at = [
+                torch.from_numpy(np.concatenate(x)).to(self.device)
+                for x in (rows, columns, slots, positions)
+            ]
+            keys = torch.stack([layer[at[0], at[1]] for layer in staged.keys])
+            values = torch.stack([layer[at[0], at[1]] for layer in staged.values])
+            self.cache.write(at[2], at[3], keys, values)
 
-    def _forward(self, slot: _Slot, plan: Plan) -> Stats:
-        rows, length = plan.rows.shape
-        tokens = torch.from_numpy(plan.rows).to(self.device)
-        columns = torch.arange(plan.start, plan.start + length, device=self.device)
-        # Cached positions that the window does not replace.
-        outside = torch.arange(plan.cached, device=self.device)
-        outside = outside[(outside < plan.start) | (outside >= plan.start + length)]
-        mask = self._mask(plan, len(outside), columns)
+    def _hidden(
+        self,
+        tokens: IntArray,
+        positions: Tensor,
+        slots: IntArray,
+        prefix: IntArray,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """The normed hidden states [R, L, hidden]; keys and values are staged for a commit."""
+        rows, length = tokens.shape
+        slot_index = torch.from_numpy(slots).to(self.device)[:, None]
+        prefix_index = torch.from_numpy(prefix).to(self.device)
         staged_keys: list[Tensor] = []
         staged_values: list[Tensor] = []
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (x.view(rows, length, *x.shape[1:]) for x in (q, k, v))
-            staged_keys.append(k[:, : plan.commit])
-            staged_values.append(v[:, : plan.commit])
-            shared_k = slot.keys[layer, outside].expand(rows, -1, -1, -1)
-            shared_v = slot.values[layer, outside].expand(rows, -1, -1, -1)
+            staged_keys.append(k)
+            staged_values.append(v)
+            shared_k, shared_v = self.cache.read(layer, slot_index, prefix_index)
             out = attention(q, torch.cat([shared_k, k], 1), torch.cat([shared_v, v], 1), mask)
             return out.reshape(rows * length, *out.shape[2:])
 
-        hidden = self.model(tokens.view(-1), columns.repeat(rows), attend).view(rows, length, -1)
-        slot.plan, slot.staged_keys, slot.staged_values = plan, staged_keys, staged_values
-        if plan.commit:
-            slot.hidden = hidden[:, plan.commit - 1]
-        return self._statistics(slot, plan, hidden, columns)
+        flat = torch.from_numpy(tokens).to(self.device).view(-1)
+        hidden: Tensor = self.model(flat, positions.view(-1), attend).view(rows, length, -1)
+        self._staged = _Staged(staged_keys, staged_values, hidden)
+        return hidden
 
-    def _mask(self, plan: Plan, shared: int, columns: Tensor) -> Tensor | None:
-        """[R, L, shared + L]: which keys each query sees; None when it sees all of them."""
-        rows, length = plan.rows.shape
-        ends = torch.from_numpy(plan.ends).to(self.device)
-        ragged = bool((plan.ends != plan.start + length).any())
-        if plan.block_ids is None and not ragged:
-            return None
-        own = (columns[None, :] < ends[:, None])[:, None, :].expand(rows, length, length)
-        if plan.block_ids is not None:
-            blocks = torch.from_numpy(plan.block_ids).to(self.device)
-            own = own & (blocks[None, :] <= blocks[:, None])
-        return torch.cat([own.new_ones(rows, length, shared), own], dim=-1)
-
-    def _statistics(self, slot: _Slot, plan: Plan, hidden: Tensor, columns: Tensor) -> Stats:
-        wanted = torch.from_numpy(plan.wanted).to(self.device)
+    def _statistics(
+        self,
+        plans: Sequence[tuple[int, Plan]],
+        hidden: Tensor,
+        positions: Tensor,
+        wanted: BoolArray,
+    ) -> list[Stats]:
         if self.config.shift:
-            first = hidden[:, :1]  # position 0 keeps its own row
-            if plan.start:
-                if bool(wanted[:, 0].any()) and slot.carry_position != plan.start - 1:
-                    raise RuntimeError(f"no logits remembered for position {plan.start}")
+            first = hidden[:, :1].clone()  # position 0 keeps its own row
+            for index, plan in plans:
+                slot = self._slots[index]
                 if slot.carry is not None:
-                    first = slot.carry.expand(len(hidden), 1, -1)
+                    first[slot.rows] = slot.carry
+                if plan.wanted[:, 0].any() and slot.carry_position != plan.start - 1:
+                    raise RuntimeError(f"no logits remembered for position {plan.start}")
             hidden = torch.cat([first, hidden[:, :-1]], dim=1)
-        source = hidden[wanted]
-        positions = columns.expand(len(hidden), -1)[wanted]
-        token = torch.zeros(wanted.shape, dtype=torch.int64, device=self.device)
-        max_prob = torch.zeros(wanted.shape, dtype=torch.float32, device=self.device)
-        ranking = torch.zeros_like(max_prob)
-        found = [
-            statistics(
-                self.model.logits(source[i : i + _HEAD_ROWS]),
-                positions[i : i + _HEAD_ROWS],
-                plan.index,
-                self.config.mask_id,
-                slot.config,
-            )
-            for i in range(0, len(source), _HEAD_ROWS)
+        at = torch.from_numpy(wanted).to(self.device)
+        source, places = hidden[at], positions[at]
+        counts = [int(plan.wanted.sum()) for _, plan in plans]
+        rounds = torch.tensor([p.index for _, p in plans]).repeat_interleave(torch.tensor(counts))
+        rounds = rounds.to(self.device)
+        found = []
+        end = 0
+        # Neighbours with the same settings share their calls.
+        for config, same in groupby(zip(plans, counts, strict=True), key=self._config_of):
+            begin, end = end, end + sum(count for _, count in same)
+            for i in range(begin, end, _HEAD_ROWS):
+                here = slice(i, min(i + _HEAD_ROWS, end))
+                logits = self.model.logits(source[here])
+                found.append(
+                    statistics(logits, places[here], rounds[here], self.config.mask_id, config)
+                )
+        columns = [torch.cat(x).cpu().numpy() for x in zip(*found, strict=True)] if found else []
+        shape = wanted.shape
+        kinds = (np.int64, np.float32, np.float32)
+        token, max_prob, ranking = (np.zeros(shape, kind) for kind in kinds)
+        for array, values in zip((token, max_prob, ranking), columns, strict=False):
+            array[wanted] = values
+        return [
+            Stats(*(x[self._slots[i].rows, : p.rows.shape[1]] for x in (token, max_prob, ranking)))
+            for i, p in plans
         ]
-        if found:
-            token[wanted], max_prob[wanted], ranking[wanted] = map(
-                torch.cat, zip(*found, strict=True)
-            )
-        return Stats(token.cpu().numpy(), max_prob.cpu().numpy(), ranking.cpu().numpy())
+
+    def _config_of(self, item: tuple[tuple[int, Plan], int]) -> DecodeConfig:
+        return self._slots[item[0][0]].config
+
+
+def _outside(plan: Plan) -> IntArray:
+    """Cached positions that the plan's window does not replace."""
+    cached = np.arange(plan.cached, dtype=np.int64)
+    outside: IntArray = cached[(cached < plan.start) | (cached >= plan.start + plan.rows.shape[1])]
+    return outside
+
+
+def _window_mask(plan: Plan) -> BoolArray:
+    """[R, L, L]: which positions of its window each position sees."""
+    length = plan.rows.shape[1]
+    sees = np.arange(plan.start, plan.start + length) < plan.ends[:, None]
+    mask = np.repeat(sees[:, None, :], length, axis=1)
+    if plan.block_ids is not None:
+        mask &= plan.block_ids[None, :] <= plan.block_ids[:, None]
+    return mask
 
 
 @torch.inference_mode()

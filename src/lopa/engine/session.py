@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from lopa.config import DecodeConfig
@@ -12,7 +13,7 @@ from lopa.decoding.decoder import Decoder
 from lopa.engine.runner import Runner
 from lopa.errors import ConfigError
 from lopa.models.tokenizer import StreamDecoder, Tokenizer
-from lopa.sequence import FinishReason, Round, Trace
+from lopa.sequence import FinishReason, Plan, Round, Trace
 
 
 @dataclass(slots=True)
@@ -79,7 +80,7 @@ class Event:
 
 
 class Session:
-    """Drives one request. `step` runs a round; `output` is there when it returns None."""
+    """One request in progress. `step` runs a round; the last event carries `output`."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Session:
         self.tokenizer = tokenizer
         self.trace = Trace(list(prompt_ids), self.config.settings())
         self.output: Output | None = None
-        self._slot = runner.open(self.config, len(decoder.tokens))
+        self.slot = runner.open(self.config, len(decoder.tokens))
         self._open = True
         self._stream = StreamDecoder(tokenizer) if tokenizer else None
         self._taken = 0  # settled tokens already handed to the stream decoder
@@ -106,24 +107,29 @@ class Session:
         self._began = time.perf_counter()
 
     def step(self) -> Event | None:
-        """One round; None when the answer is complete."""
-        if not self._open:
-            return None
+        """One round on its own; None when the answer is complete."""
         began = time.perf_counter()
-        plan = self.decoder.plan()
-        if plan is None:  # only before the first round: later ends are seen below
-            self._finish()
+        plan = self.plan()
+        if plan is None:
             return None
-        (stats,) = self.runner.forward([(self._slot, plan)])
+        (stats,) = self.runner.forward([(self.slot, plan)])
         record = self.decoder.advance(stats)
-        self.runner.commit([(self._slot, record.winner)])
-        record.seconds = time.perf_counter() - began
+        self.runner.commit([(self.slot, record.winner)])
+        return self.take(record, time.perf_counter() - began)
+
+    def plan(self) -> Plan | None:
+        """What this session wants forwarded next; None when the answer is complete."""
+        return self.decoder.plan() if self.output is None else None
+
+    def take(self, record: Round, seconds: float) -> Event:
+        """A round has been run and committed: what became of it."""
+        record.seconds = seconds
         self.trace.rounds.append(record)
         self._settle()
         if self._stopped_at is not None:
             self.decoder.end("stop")
         event = Event(record, self._fresh_text(), self.decoder.generated.tolist())
-        if self.decoder.finished():
+        if self.decoder.plan() is None:
             self._finish()
             event.text += self._rest()
             event.output = self.output
@@ -133,7 +139,7 @@ class Session:
         """Free the slot; safe to call twice, and in the middle of a run."""
         if self._open:
             self._open = False
-            self.runner.close(self._slot)
+            self.runner.close(self.slot)
 
     def _settle(self) -> None:
         """Turn the tokens that are final by now into text, and look for a stop string."""
@@ -211,3 +217,30 @@ def _overlap(text: str, stop: str) -> int:
         if text.endswith(stop[:length]):
             return length
     return 0
+
+
+def run_together(runner: Runner, sessions: Iterator[Session], size: int) -> Iterator[Session]:
+    """Run sessions of one runner, at most `size` at once, each round in one forward.
+
+    The next one is taken up as soon as another has finished; finished ones are yielded, in the
+    order in which they finish. On the way out every slot is freed.
+    """
+    running: list[Session] = []
+    try:
+        while True:
+            running += islice(sessions, size - len(running))
+            if not running:
+                return
+            began = time.perf_counter()
+            plans = [(s.slot, plan) for s in running if (plan := s.plan()) is not None]
+            statistics = runner.forward(plans)
+            records = [s.decoder.advance(x) for s, x in zip(running, statistics, strict=True)]
+            runner.commit([(s.slot, r.winner) for s, r in zip(running, records, strict=True)])
+            seconds = time.perf_counter() - began
+            for session, record in zip(tuple(running), records, strict=True):
+                if session.take(record, seconds).output is not None:
+                    running.remove(session)
+                    yield session
+    finally:
+        for session in running:
+            session.close()

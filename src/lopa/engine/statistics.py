@@ -19,7 +19,7 @@ _ENTROPY_EPS = 1e-10  # as published: p · log(p + eps)
 def statistics(
     logits: Tensor,  # [N, vocab]
     positions: Tensor,  # [N] absolute
-    round_index: int,
+    rounds: Tensor,  # [N] number of the round
     mask_id: int,
     config: DecodeConfig,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -30,7 +30,7 @@ def statistics(
         logits = _keep_top(logits, config.top_p, config.top_k)
     probs = torch.softmax(logits, dim=-1)
     if config.temperature > 0:
-        keys = logits + _gumbel(positions, round_index, config.seed, logits.shape[1])
+        keys = logits + _gumbel(positions, rounds, config.seed, logits.shape[1])
         keys[:, mask_id] = -torch.inf
         # Where the filter left nothing but the mask token, the best other token stands in.
         only_mask = torch.isneginf(keys.amax(dim=-1))
@@ -65,9 +65,9 @@ def _keep_top(logits: Tensor, top_p: float, top_k: int) -> Tensor:
     return logits
 
 
-def _gumbel(positions: Tensor, round_index: int, seed: int, vocab: int) -> Tensor:
+def _gumbel(positions: Tensor, rounds: Tensor, seed: int, vocab: int) -> Tensor:
     """[N, vocab] Gumbel noise: argmax of logits + noise is a draw from their softmax."""
-    row = _mix(_mix(positions * 0x9E3779B1 + round_index) ^ seed)
+    row = _mix(_mix(positions * 0x9E3779B1 + rounds) ^ seed)
     ids = torch.arange(vocab, device=positions.device, dtype=torch.int64)
     bits = _mix(row[:, None] + ids[None, :] * 0x2545F4914F6CDD1D)
     uniform = ((bits >> 11) & ((1 << 52) - 1)).double().add_(0.5).mul_(2.0**-52)

@@ -1,0 +1,55 @@
+"""The built-in tasks by name.
+
+Splits: `train`; `eval`, the structures of training with other content; `held-out`, structures
+that occur in neither. A content (structure, numbers, names) belongs to exactly one split, so no
+evaluation problem can be met in training, whatever the seeds.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from lopa.evaluation import functions, words
+from lopa.evaluation.problem import Problem
+
+SPLITS: tuple[str, ...] = ("train", "eval", "held-out")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A problem generator `(seed, split, wording)` with its scorer."""
+
+    name: str
+    structures: tuple[str, ...]
+    generate: Callable[[int, str, int], Problem]
+    score: Callable[[Problem, str], bool]
+
+
+TASKS: dict[str, Task] = {
+    words.NAME: Task(words.NAME, words.STRUCTURES, words.generate, words.score),
+    functions.NAME: Task(functions.NAME, functions.STRUCTURES, functions.generate, functions.score),
+}
+
+
+def generate(task: str, seed: int, split: str, wording: int = 0) -> Problem:
+    """The problem of a seed: the same in every process and Python version.
+
+    `wording` changes the text of the reference answer and nothing else. Raises KeyError for an
+    unknown task and ValueError for an unknown split.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}; known: {', '.join(SPLITS)}")
+    return TASKS[task].generate(seed, split, wording)
+
+
+def score(problem: Problem, text: str) -> bool:
+    """Whether the text solves the problem. Never raises for any text."""
+    return TASKS[problem.task].score(problem, text)
+
+
+def score_all(problems: Sequence[Problem], texts: Sequence[str], workers: int = 2) -> list[bool]:
+    """`score` for each pair, several at a time."""
+    if len(problems) != len(texts):
+        raise ValueError(f"{len(problems)} problems but {len(texts)} texts")
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        return list(pool.map(score, problems, texts))
