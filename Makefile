@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: run test lint clean
 
 run: $(READY)
-	$(BIN)/lopa race
+	$(BIN)/lopa race --max-new-tokens 128
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -43,9 +43,10 @@ def write(trace: Trace, path: Path) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except BaseException:
+    except OSError as error:
+        raise LopaError(f"cannot write {path} ({error.strerror}): choose another place") from None
+    finally:
         Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def read(path: Path) -> Trace:

@@ -26,7 +26,7 @@ class Output:
     rounds: int
     tokens: int  # up to and including the end of text
     tokens_paper: int  # whole blocks, filler behind the end of text included
-    seconds: float
+    seconds: float  # spent in its rounds
     first_round_seconds: float
     config: DecodeConfig
     trace: Trace
@@ -104,7 +104,6 @@ class Session:
         self._text = ""  # settled text
         self._sent = 0
         self._stopped_at: int | None = None  # length of the text before the stop string
-        self._began = time.perf_counter()
 
     def step(self) -> Event | None:
         """One round on its own; None when the answer is complete."""
@@ -176,7 +175,6 @@ class Session:
         decoder, config = self.decoder, self.config
         assert decoder.finish is not None
         self.close()
-        seconds = time.perf_counter() - self._began
         generated = decoder.generated.tolist()
         settled = min(decoder.settled, len(generated))
         first = decoder.first_eos
@@ -204,7 +202,7 @@ class Session:
             rounds=len(records),
             tokens=counted,
             tokens_paper=len(generated),
-            seconds=seconds,
+            seconds=sum(record.seconds for record in records),
             first_round_seconds=records[0].seconds if records else 0.0,
             config=config,
             trace=self.trace,

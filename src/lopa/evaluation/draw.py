@@ -41,6 +41,10 @@ class Draw:
         """One option, earlier ones likelier: four options come up as 7 : 5 : 3 : 1."""
         return options[int(len(options) * (1.0 - self.random() ** 0.5))]
 
+    def leaning(self, options: Sequence[T]) -> T:
+        """One option, mostly the first: two options come up as 15 : 1, three as 65 : 15 : 1."""
+        return options[int(len(options) * (1.0 - self.random() ** 0.25))]
+
 
 def digest(text: str) -> int:
     """A stable 64-bit hash of text."""

@@ -1,6 +1,7 @@
 """A small grammar notation: text with alternatives in brackets, expanded at random.
 
-`"[Now|Then] {who} has"` expands to one alternative per bracket, earlier alternatives likelier.
+`"[Now|Then] {who} has"` expands to one alternative per bracket, mostly the first: the choice that
+matters is the one between phrases, a bracket is a writer's occasional whim.
 Brackets do not nest; an empty alternative is allowed. Fields in braces are filled in afterwards.
 """
 
@@ -33,5 +34,5 @@ def phrases(*texts: str) -> tuple[Phrase, ...]:
 def expand(draw: Draw, options: tuple[Phrase, ...], fields: Mapping[str, object]) -> str:
     """Choose one phrase and the alternatives in it, fill in the fields, tidy the spaces."""
     chosen = draw.skewed(options)
-    text = "".join([part if type(part) is str else draw.skewed(part) for part in chosen])
+    text = "".join([part if type(part) is str else draw.leaning(part) for part in chosen])
     return " ".join(text.format_map(fields).split())

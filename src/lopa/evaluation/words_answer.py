@@ -101,7 +101,10 @@ class Answer:
         self.dollars = draw.skewed(("sign", "word", "none"))
         self.percent_as_division = draw.chance(0.35)
         self.mark = draw.skewed(_MARKS)
-        self.forms = _FORMS[draw.skewed(("told", "mixed", "labelled", "taught"))]
+        self.forms = _FORMS[draw.skewed(("told", "labelled", "taught", "mixed"))]
+        self.form = draw.pick(self.forms)  # most steps of an answer are put the same way
+        self.swaps = draw.chance(0.25)
+        self.doubles_by_adding = draw.chance(0.25)
         self.join = draw.skewed(_JOINS)
         self.equals = draw.skewed(_EQUALS)
         self.named = False
@@ -174,12 +177,13 @@ class Answer:
             if not self.percent_as_division:
                 return f"{y}% of {x} = {step.result}"
             y, op = _DIVISOR[y], "/"
-        if op in "*+" and self.draw.chance(0.3):
+        if op in "*+" and self.swaps:
             x, y = y, x
         if op == "sum":
             sign = self.symbols["+"]
             parts = [str(x), sign, str(y), sign, str(step.third)]
-        elif op == "*" and y == 2 and self.draw.chance(0.25):
+        elif op == "*" and step.y == 2 and self.doubles_by_adding:
+            x = step.x
             parts = [str(x), self.symbols["+"], str(x)]
         else:
             parts = [str(x), self.symbols[op], str(y)]
@@ -235,7 +239,7 @@ class Answer:
         kind = step.kind
         wordings = WORDINGS.get(f"{kind}/{self.plan.scenario.kind}") or WORDINGS[kind]
         fields = self._wording_fields(step)
-        form = draw.pick(self.forms)
+        form = draw.pick(self.forms) if draw.chance(0.2) else self.form
         if form == "clause":
             body = expand(draw, wordings.clauses, fields).replace("#", self._full(step))
         elif form == "reason":

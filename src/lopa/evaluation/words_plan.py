@@ -159,7 +159,7 @@ def draw_plan(draw: Draw, split: str) -> Plan:
 
 def _try_plan(draw: Draw, held_out: bool) -> Plan | None:
     shop = draw.chance(0.12)
-    steps = draw.skewed((3, 4, 2, 3))
+    steps = draw.pick((2, 2, 2, 3, 3, 3, 3, 4))
     chains = _TABLES[held_out, shop][steps]
     if not chains:
         return None
@@ -191,7 +191,7 @@ def _events(draw: Draw, chain: Structure, scenario: Scenario) -> list[Event] | N
     events = [event] if event else []
     for kind in chain[1:-1]:
         event = _change(draw, kind, event.after, scenario) if event else None
-        if event is None or not 3 <= event.after <= 250:
+        if event is None or not 3 <= event.after <= 120:
             return None
         # The same deed twice would make the two mentions hard to tell apart.
         if event.deed is not None and event.deed is events[-1].deed:
@@ -208,7 +208,7 @@ def _start(draw: Draw, kind: str, scenario: Scenario) -> Event | None:
     between = draw.between
     deed = draw.skewed(scenario.make)
     if kind == "have":
-        a = between(6, 80)
+        a = between(6, 60)
         return Event(kind, a, 0, 0, a)
     if kind == "groups":
         a, b = between(2, 9), between(2, 12)
@@ -217,19 +217,19 @@ def _start(draw: Draw, kind: str, scenario: Scenario) -> Event | None:
         a, b = between(2, 12), between(2, 9)
         return Event(kind, a, b, 0, a * b, deed)
     if kind == "times":
-        a, b = between(3, 25), draw.skewed((2, 3, 4))
+        a, b = between(3, 20), draw.skewed((2, 3, 4))
         return Event(kind, a, b, 0, a * b)
     if kind == "more":
-        a, b = between(5, 50), between(2, 20)
+        a, b = between(5, 40), between(2, 20)
         return Event(kind, a, b, 0, a + b)
     if kind == "fewer":
-        a, b = between(10, 60), between(2, 20)
+        a, b = between(10, 50), between(2, 20)
         return Event(kind, a, b, 0, a - b) if a - b >= 4 else None
     if kind == "half":
-        a = 2 * between(4, 40)
+        a = 2 * between(3, 30)
         return Event(kind, a, 2, 0, a // 2)
     if kind == "two":
-        a, b = between(4, 45), between(4, 45)
+        a, b = between(4, 30), between(4, 30)
         return Event(kind, a, b, 0, a + b, deed)
     a, b = between(2, 15), between(1, 6)
     return Event(kind, a, b, 0, 3 * a + 3 * b, deed)
@@ -238,15 +238,15 @@ def _start(draw: Draw, kind: str, scenario: Scenario) -> Event | None:
 def _change(draw: Draw, kind: str, now: int, scenario: Scenario) -> Event | None:
     between = draw.between
     if kind == "gain":
-        a = between(2, 30)
+        a = between(2, 20)
         return Event(kind, a, 0, now, now + a, draw.skewed(scenario.gain))
     if kind == "gainboxes":
         a, b = between(2, 6), between(2, 10)
         return Event(kind, a, b, now, now + a * b, draw.skewed(scenario.gain))
     if kind == "double":
-        return Event(kind, 2, 0, now, 2 * now) if now <= 60 else None
+        return Event(kind, 2, 0, now, 2 * now) if now <= 50 else None
     if kind == "lose":
-        a = between(2, 40)
+        a = between(2, 20)
         return Event(kind, a, 0, now, now - a, draw.skewed(scenario.lose))
     if kind == "loseeach":
         a, b = between(2, 6), between(2, 6)
@@ -266,22 +266,22 @@ def _final(draw: Draw, kind: str, now: int, start: Event) -> Event | None:
     if kind == "left":
         return Event(kind, 0, 0, now, now)
     if kind in ("share", "pack"):
-        a = draw.between(2, 12)
+        a = draw.between(2, 10)
         return Event(kind, a, 0, now, now // a) if now % a == 0 and now // a >= 2 else None
     if kind == "goal":
-        a = now + draw.between(2, 40)
+        a = now + draw.between(2, 30)
         return Event(kind, a, 0, now, a - now)
     if kind == "compare":
-        a = now + draw.between(-30, 30)
+        a = now + draw.between(-20, 20)
         return Event(kind, a, 0, now, abs(a - now)) if a >= 3 and abs(a - now) >= 2 else None
     if kind == "together":
         return Event(kind, start.a, 0, now, now + start.a)
     a = draw.between(2, 9)
-    if now > 99 or (now > 30 and a > 5):
+    if now > 99 or now * a > 120:
         return None
     if kind == "sell":
         return Event(kind, a, 0, now, now * a)
-    b = draw.between(3, 40)
+    b = draw.between(3, 20)
     return Event(kind, a, b, now, now * a - b) if now * a - b >= 2 else None
 
 

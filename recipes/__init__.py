@@ -1,0 +1,1 @@
+"""How the built-in model is trained. Not part of the installed package."""

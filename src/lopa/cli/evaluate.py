@@ -1,0 +1,114 @@
+"""`lopa eval`: accuracy and tokens per forward on a built-in task."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lopa.cli.model import load
+from lopa.cli.options import (
+    AdapterOption,
+    DeviceOption,
+    DtypeOption,
+    Given,
+    JsonOption,
+    ModelOption,
+    PresetOption,
+    decode_config,
+    with_decoding,
+)
+from lopa.cli.terminal import notes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lopa.evaluation.evaluate import Report
+
+_ROOM = 160  # new tokens: what an answer to a built-in task may need
+
+
+@with_decoding("seed")
+def evaluate(
+    task: Annotated[str, typer.Argument(help="words or functions.")],
+    decoding: Given,
+    limit: Annotated[int, typer.Option(help="How many problems.")] = 500,
+    seed: Annotated[int, typer.Option(help="Which problems; also for drawing.")] = 0,
+    split: Annotated[
+        str,
+        typer.Option(help="eval: structures of training, new numbers; held-out: new structures."),
+    ] = "eval",
+    batch_size: Annotated[int, typer.Option(help="Problems decoded at once.")] = 1,
+    samples: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write every answer as JSON Lines.")
+    ] = None,
+    model: ModelOption = None,
+    adapter: AdapterOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    preset: PresetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Score a decoder on a built-in task: accuracy, tokens per forward, tokens per second."""
+    room = {} if preset or "max_new_tokens" in decoding else {"max_new_tokens": _ROOM}
+    config = decode_config({**room, **decoding, "seed": seed}, preset)
+    from lopa.evaluation.evaluate import evaluate as run
+    from lopa.evaluation.evaluate import problems
+
+    problems(task, split, 1, seed)  # a wrong name is found before the model is loaded
+    llm = load(model, adapter, device, dtype)
+    console = notes()
+    from rich.progress import Progress
+
+    bar = Progress(console=console, transient=True)
+    job = bar.add_task(f"{task} ({split})", total=limit)
+    with bar if console.is_terminal else nullcontext():
+        report, found = run(
+            llm,
+            task,
+            config,
+            split=split,
+            limit=limit,
+            seed=seed,
+            batch_size=batch_size,
+            progress=lambda done, total: bar.update(job, completed=done, total=total),
+        )
+    if samples is not None:
+        rows = [
+            {"prompt": p.prompt, "text": o.text, "correct": right, **_figures(o)}
+            for p, o, right in found
+        ]
+        samples.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    if as_json:
+        print(json.dumps(report.summary(), ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    Console(highlight=False, markup=False).print(_table(report))
+
+
+def _figures(output: Any) -> dict[str, Any]:
+    return {"rounds": output.rounds, "tokens": output.tokens, "finish": output.finish}
+
+
+def _table(report: Report) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    low, high = report.interval
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="dim", show_header=False)
+    rows = {
+        "task": f"{report.task}, {report.split}, {report.problems} problems, seed {report.seed}",
+        "decoder": report.decoder,
+        "accuracy": f"{report.accuracy:.1%}  (95 % interval {low:.1%} … {high:.1%})",
+        "TPF": f"{report.tpf:.2f}  (to the end of text, over all rounds)",
+        "rounds": f"{report.rounds / report.problems:.1f} a problem",
+        "tokens/s": f"{report.tokens / report.seconds:.1f}  ({report.batch_size} at once)",
+        "unfinished": str(report.unfinished),
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table

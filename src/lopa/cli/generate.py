@@ -1,0 +1,103 @@
+"""`lopa generate`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lopa.cli.model import answer_text, encode, load, read_prompt
+from lopa.cli.options import (
+    AdapterOption,
+    ChatOption,
+    DeviceOption,
+    DtypeOption,
+    Given,
+    JsonOption,
+    ModelOption,
+    PresetOption,
+    TraceOption,
+    decode_config,
+    with_decoding,
+)
+from lopa.cli.terminal import note, safe_for, statistics
+from lopa.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lopa.engine.session import Output, Session
+
+
+@with_decoding()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    decoding: Given,
+    model: ModelOption = None,
+    adapter: AdapterOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    preset: PresetOption = None,
+    chat: ChatOption = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the rounds as they happen, on standard error.")
+    ] = False,
+    trace: TraceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer a prompt: the text on standard output, a line of figures on standard error."""
+    text = read_prompt(prompt)
+    config = decode_config(decoding, preset)
+    if trace is not None:
+        _check_writable(trace)
+    llm = load(model, adapter, device, dtype)
+    with closing(llm.session(encode(llm, text, chat), config)) as session:
+        # A pipe gets the answer whole or not at all; a terminal sees it grow.
+        live = sys.stdout.isatty() and not (watch or as_json or session.tokenizer is None)
+        output = _watched(session) if watch else _run(session, live)
+    if trace is not None:
+        from lopa.trace import write
+
+        write(output.trace, trace)
+    if as_json:
+        print(json.dumps(output.summary(), ensure_ascii=False))
+        return
+    print("" if live else safe_for(sys.stdout.isatty(), answer_text(llm, output)), flush=True)
+    note(statistics(output))
+
+
+def _run(session: Session, live: bool) -> Output:
+    while (event := session.step()) is not None:
+        if live:
+            print(safe_for(True, event.text), end="", flush=True)
+    assert session.output is not None
+    return session.output
+
+
+def _watched(session: Session) -> Output:
+    from lopa.cli.watch import Watch
+
+    with Watch(session) as view:
+        while (event := session.step()) is not None:
+            view.show(event)
+    assert session.output is not None
+    return session.output
+
+
+def _check_writable(path: Path) -> None:
+    """Find out before the run, not after it, that its record cannot be kept."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(0, "it is a folder")
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(0, "it may not be overwritten")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the trace to {path} ({error.strerror}): choose another place"
+        ) from None

@@ -1,0 +1,222 @@
+"""`lopa models` and `lopa doctor`: what there is to run, and what there is to run it on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from lopa.cli.options import JsonOption, default_model
+from lopa.errors import LopaError
+from lopa.models.files import BUILT_IN, read_json, safetensors_header
+from lopa.version import VERSION
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "huggingface_hub", "jinja2")
+_USEFUL = ("triton",)
+_BF16_BYTES = 2
+
+
+def models(as_json: JsonOption = False) -> None:
+    """List the families of models, published checkpoints and adapters, and dummy shapes."""
+    from lopa.models.families import FAMILIES
+
+    found: dict[str, Any] = {
+        "families": [
+            {
+                "name": family.name,
+                "architectures": list(family.architectures),
+                "hub_ids": list(family.hub_ids),
+                "adapters": list(family.adapters),
+            }
+            for family in FAMILIES
+        ],
+        "dummies": [
+            {
+                "name": f"dummy:{name}",
+                "family": family.name,
+                "parameters": shape.parameters,
+                "bf16_bytes": shape.parameters * _BF16_BYTES,
+            }
+            for family in FAMILIES
+            for name, shape in family.shapes.items()
+        ],
+        "built_in": [
+            {"name": name, "folder": str(folder), "installed": _installed(folder)}
+            for name, folder in BUILT_IN.items()
+        ],
+        "default": default_model(),
+    }
+    if as_json:
+        print(json.dumps(found, ensure_ascii=False))
+        return
+    published = _table("model", "family", "")
+    for entry in found["built_in"]:
+        state = "built in" if entry["installed"] else "built in, not installed"
+        published.add_row(entry["name"], "", state)
+    for family in found["families"]:
+        for name in family["hub_ids"]:
+            published.add_row(name, family["name"], "checkpoint")
+        for name in family["adapters"]:
+            published.add_row(name, family["name"], "adapter")
+    random = _table("random weights", "family", "parameters", "in bf16")
+    for entry in found["dummies"]:
+        sizes = _count(entry["parameters"]), _bytes(entry["bf16_bytes"])
+        random.add_row(entry["name"], entry["family"], *sizes)
+    _print(published)
+    print()
+    _print(random)
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """Check this installation; fails only if something that is needed is broken."""
+    broken: list[str] = []
+    found: dict[str, Any] = {
+        "versions": {"python": platform.python_version(), "lopa": VERSION},
+        "platform": platform.platform(),
+        "cpu_threads": _cpus(),
+        "memory_bytes": _memory(),
+    }
+    for name in _NEEDED + _USEFUL:
+        try:
+            __import__(name)
+            found["versions"][name] = metadata.version(name)
+        except Exception as error:  # a broken package can fail in any way
+            found["versions"][name] = None
+            if name in _NEEDED:
+                broken.append(f"{name}: {error}")
+    if found["versions"]["torch"]:
+        found |= _torch()
+        try:
+            _try_a_round()
+            found["decodes"] = True
+        except Exception as error:
+            found["decodes"] = False
+            broken.append(f"decoding: {type(error).__name__}: {error}")
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    found["hub"] = "offline by HF_HUB_OFFLINE" if offline else "not tried"
+    found["built_in"] = {name: _installed(folder) for name, folder in BUILT_IN.items()}
+    for name, folder in BUILT_IN.items():
+        if not _installed(folder):
+            continue
+        try:
+            read_json(folder / "config.json")
+            for path in folder.glob("*.safetensors"):
+                safetensors_header(path)
+        except LopaError as error:
+            broken.append(f"built-in model {name}: {error}")
+    found["default_model"] = default_model()
+    found["broken"] = broken
+    if as_json:
+        print(json.dumps(found, ensure_ascii=False))
+    else:
+        _print(_report(found))
+    if broken:
+        raise typer.Exit(1)
+
+
+def _report(found: dict[str, Any]) -> Table:
+    table = _table("", "")
+    for name, version in found["versions"].items():
+        table.add_row(name, version or ("absent (optional)" if name in _USEFUL else "broken"))
+    table.add_section()
+    table.add_row("platform", found["platform"])
+    table.add_row("CPU threads", str(found["cpu_threads"]))
+    table.add_row("memory", _bytes(found["memory_bytes"]) if found["memory_bytes"] else "unknown")
+    for device in found.get("devices", []):
+        memory = f", {_bytes(device['memory_bytes'])}" if device["memory_bytes"] else ""
+        table.add_row(device["name"], device["description"] + memory)
+    table.add_row("device used", found.get("default_device", "none"))
+    table.add_row("dtype used", "the checkpoint's own")
+    table.add_row("a round decodes", "yes" if found.get("decodes") else "no")
+    table.add_section()
+    table.add_row("hub", found["hub"])
+    for name, installed in found["built_in"].items():
+        table.add_row(f"built-in {name}", "installed" if installed else "not installed")
+    table.add_row("model used", found["default_model"])
+    for fault in found["broken"]:
+        table.add_row("broken", " ".join(fault.split()), style="red")
+    return table
+
+
+def _torch() -> dict[str, Any]:
+    import torch
+
+    from lopa.engine.device import available_devices, choose_device
+
+    devices = []
+    for name in available_devices():
+        description, memory = platform.machine(), None
+        if name.startswith("cuda"):
+            properties = torch.cuda.get_device_properties(name)
+            description, memory = properties.name, properties.total_memory
+        devices.append({"name": name, "description": description, "memory_bytes": memory})
+    return {
+        "torch_threads": torch.get_num_threads(),
+        "devices": devices,
+        "default_device": str(choose_device("auto")),
+        "default_dtype": "checkpoint",
+    }
+
+
+def _try_a_round() -> None:
+    from lopa.config import DecodeConfig
+    from lopa.engine.llm import LLM
+
+    LLM("dummy:dream-tiny").generate([1, 2, 3], DecodeConfig(max_rounds=1))
+
+
+def _installed(folder: Path) -> bool:
+    return (folder / "config.json").exists()
+
+
+def _cpus() -> int:
+    """Those this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not on every system
+        return None
+
+
+def _count(number: int) -> str:
+    for size, unit in ((10**9, " B"), (10**6, " M"), (10**3, " k")):
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return str(number)
+
+
+def _bytes(number: int) -> str:
+    for size, unit in ((2**30, "GiB"), (2**20, "MiB")):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number / 2**10:.1f} KiB"
+
+
+def _table(*columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    head = any(columns)
+    table = Table(box=box.SIMPLE_HEAD if head else None, show_edge=False, show_header=head)
+    for number, name in enumerate(columns):
+        # The first is to be copied: never broken.
+        table.add_column(name, style="" if number else "bold", no_wrap=not number, overflow="fold")
+    return table
+
+
+def _print(table: Table) -> None:
+    from rich.console import Console
+
+    Console(highlight=False, markup=False).print(table)

@@ -1,0 +1,112 @@
+"""The `lopa` command: its subcommands, and what becomes of an error.
+
+An error that the user can mend is one line on standard error. Exit codes: 0 done, 1 it could not
+be run (a missing or broken model, no memory, a full disk), 2 it was asked for wrongly (an option,
+the prompt), 130 interrupted. A traceback is a bug of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from lopa.cli.chat import chat
+from lopa.cli.evaluate import evaluate
+from lopa.cli.generate import generate
+from lopa.cli.info import doctor, models
+from lopa.cli.race import race
+from lopa.cli.terminal import one_line
+from lopa.errors import ConfigError, DeviceError, LopaError, PromptError
+from lopa.version import VERSION
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (generate, race, chat, models, doctor):
+    app.command()(command)
+app.command("eval")(evaluate)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"lopa {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def lopa(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Lookahead parallel decoding for diffusion language models."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line, `sys.argv` unless arguments are given; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # A model may say what the terminal's encoding lacks: show it escaped rather than fail.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = app(arguments, prog_name="lopa", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except typer.TyperException as error:
+        message = error.format_message()
+        if message:  # none where the help has been shown instead
+            context = getattr(error, "ctx", None)
+            path = context.command_path if context else "lopa"
+            _complain(f"{message.rstrip('.')}: see {path} --help")
+        return error.exit_code
+    except (ConfigError, DeviceError, PromptError) as error:
+        _complain(str(error))
+        return 2
+    except LopaError as error:
+        _complain(str(error))
+        return 1
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        return _close_pipe()
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        _complain(f"{place}{error.strerror or error}")
+        return 1
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        size = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
+        _complain(
+            f"out of memory{f' (tried to allocate {size[1]})' if size else ''}: try fewer "
+            "branches, fewer new tokens, a shorter prompt, --dtype bfloat16 or another --device"
+        )
+        return 1
+
+
+def _complain(message: str) -> None:
+    print(f"error: {one_line(message)}", file=sys.stderr)
+
+
+def _close_pipe() -> int:
+    """The reader has left (`| head`): nobody is there to be told."""
+    # Python flushes standard output once more on exit, which must not fail again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+def _is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
+    # By name, not by class: this must not import torch. CPU allocations fail as RuntimeError.
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "DefaultCPUAllocator" in str(error)
+    )

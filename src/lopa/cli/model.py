@@ -1,0 +1,109 @@
+"""A model for a command: loaded with a bar on the terminal, and prompts in its terms."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from lopa.cli.options import default_model
+from lopa.cli.terminal import note, notes
+from lopa.errors import PromptError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.console import Console
+
+    from lopa.engine.llm import LLM
+    from lopa.engine.session import Output
+
+_PATIENCE = 1.0  # seconds of loading without a bar
+
+
+def load(model: str | None, adapter: str | None, device: str | None, dtype: str | None) -> LLM:
+    """The model asked for; what is None is left to the defaults of `LLM`."""
+    name = model or default_model()
+    if model is None and name.startswith("dummy:"):
+        note(f"note: the built-in model is not installed; {name} has random weights")
+    console = notes()
+    with console.status("starting torch") if console.is_terminal else nullcontext():
+        from lopa.engine.llm import LLM
+
+    options: dict[str, Any] = {"adapter": adapter, "device": device, "dtype": dtype}
+    given = {key: value for key, value in options.items() if value is not None}
+    with _Bar(console, name) as bar:
+        return LLM(name, progress=bar.show, **given)
+
+
+class _Bar:
+    """A bar for a load that takes long, on a terminal; nothing otherwise."""
+
+    def __init__(self, console: Console, name: str) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("loading {task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total} tensors"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task = self._progress.add_task(name, total=None)
+        self._terminal = console.is_terminal
+        self._began = time.monotonic()
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._progress.live.is_started:  # stopping it otherwise prints an empty line
+            self._progress.stop()
+
+    def show(self, done: int, total: int) -> None:
+        # Not before the first tensor: fetching from the hub shows bars of its own.
+        if self._terminal and time.monotonic() - self._began > _PATIENCE:
+            self._progress.start()
+            self._progress.update(self._task, completed=done, total=total)
+
+
+def read_prompt(argument: str) -> str:
+    """The prompt as given, or all of standard input for `-`, without its last line break."""
+    if argument != "-":
+        text = argument
+    else:
+        try:
+            text = sys.stdin.read().removesuffix("\n")
+        except UnicodeDecodeError:
+            raise PromptError("standard input is not UTF-8 text: convert it first") from None
+    if not text:
+        raise PromptError("the prompt is empty: give at least one token")
+    return text
+
+
+def encode(llm: LLM, text: str, chat: bool) -> list[int]:
+    """Token ids of what a user typed; a model without a tokenizer takes the ids themselves."""
+    if chat:
+        return llm.encode([{"role": "user", "content": text}])
+    if llm.tokenizer is not None:
+        return llm.encode(text)
+    words = re.split(r"[\s,]+", text.strip(" \t\n,"))
+    if not all(re.fullmatch(r"[0-9]+", word) for word in words):
+        raise PromptError(
+            "this model has no tokenizer: give the prompt as token ids, "
+            "separated by spaces or commas"
+        )
+    return llm.encode([int(word) for word in words])
+
+
+def answer_text(llm: LLM, output: Output) -> str:
+    """What is printed as the answer: its text, or its ids where the model has no tokenizer."""
+    return output.text if llm.tokenizer is not None else " ".join(map(str, output.token_ids))

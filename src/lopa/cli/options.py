@@ -1,0 +1,188 @@
+"""Options that commands share. Those for decoding are made from the fields of `DecodeConfig`.
+
+No default is written here: an option left out is None and is not passed on, so the dataclass
+decides, and the help reads from it what it would decide.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+import typer
+
+from lopa.config import PRESETS, DecodeConfig, DecoderName
+from lopa.models.files import BUILT_IN
+
+Given: TypeAlias = Mapping[str, Any]  # the fields of DecodeConfig that were given
+
+_UNTRAINED = "dummy:dream-tiny"
+
+
+def default_model() -> str:
+    """The built-in model; random weights where it is not installed."""
+    return "tiny" if (BUILT_IN["tiny"] / "config.json").exists() else _UNTRAINED
+
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help="tiny, a folder, a hub id, or dummy:NAME for random weights "
+        f"(default: {default_model()}).",
+        rich_help_panel="Model",
+    ),
+]
+AdapterOption = Annotated[
+    str | None,
+    typer.Option(help="PEFT LoRA to merge: a folder or a hub id.", rich_help_panel="Model"),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        help="cpu, cuda, cuda:1, mps (default: the first accelerator, else the CPU).",
+        rich_help_panel="Model",
+    ),
+]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        help="float32, bfloat16, float16, float64 (default: the checkpoint's own).",
+        rich_help_panel="Model",
+    ),
+]
+PresetOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Settings published with the paper, the other options on top: {', '.join(PRESETS)}.",
+        rich_help_panel="Decoding",
+    ),
+]
+ChatOption = Annotated[
+    bool,
+    typer.Option(
+        "--chat", help="Put the prompt through the model's chat template as a user's message."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+TraceOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write every round to FILE as JSON Lines.")
+]
+
+# Field → panel of the help, and what it does.
+_FIELDS: dict[str, tuple[str, str]] = {
+    "decoder": ("Decoding", "How to decode"),
+    "max_new_tokens": ("Decoding", "Room for the answer, in tokens"),
+    "branches": ("Decoding", "k: lookahead branches tried in a round beside the anchor"),
+    "threshold": ("Decoding", "τ_conf: fill every token that is surer than this"),
+    "seed": ("Decoding", "For drawing, at a temperature above 0"),
+    "block_size": ("Window", "Tokens in a block"),
+    "append_at": ("Window", "τ_add: decoded share of the last block that appends the next"),
+    "activate_at": ("Window", "τ_act: decoded share that fully activates the right neighbour"),
+    "attention": ("Window", "What a block sees: everything, or the blocks to its left"),
+    "cache": ("Window", "What Fast-dLLM keeps between rounds"),
+    "window": ("Window", "What is decoded at a time; only lopa may choose"),
+    "ranking": ("Filling", "Confidence that orders forced fills and lookaheads"),
+    "factor": ("Filling", "Fast-dLLM's factor rule, in place of the threshold"),
+    "steps": ("Filling", "Fixed number of rounds; vanilla: a token a round unless given"),
+    "score": ("Lookahead", "How a branch is scored"),
+    "score_fraction": (
+        "Lookahead",
+        "Share of the masks, least confident first, that mean averages",
+    ),
+    "score_window": ("Lookahead", "Masks in the sliding window of score window"),
+    "creation_weight": ("Lookahead", "α: weight of the lookahead token's own confidence"),
+    "lookahead_floor": ("Lookahead", "Least probability of a lookahead token"),
+    "early_stop": ("Stopping", "Stop at the end of text; without it, decode on as published"),
+    "stop": ("Stopping", "Stop at this text; may be repeated"),
+    "max_rounds": ("Stopping", "Stop after this many rounds"),
+    "temperature": ("Sampling", "Draw tokens; 0 takes the most probable"),
+    "top_p": ("Sampling", "Draw from the most probable tokens that make up this share"),
+    "top_k": ("Sampling", "Draw from this many most probable tokens; 0 is all"),
+}
+
+
+def with_decoding(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for every field of DecodeConfig but those named `without`.
+
+    The command receives what was given as its argument `decoding`.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        names = [name for name in _FIELDS if name not in without]
+        signature = inspect.signature(command, eval_str=True)
+        own = [p for name, p in signature.parameters.items() if name != "decoding"]
+
+        @functools.wraps(command)
+        def wrapped(**values: Any) -> None:
+            given = {name: values.pop(name) for name in names}
+            # An option that may be repeated is an empty list when it is left out.
+            given = {name: value for name, value in given.items() if value not in (None, [])}
+            command(**values, decoding=given)
+
+        options = [_parameter(name) for name in names]
+        wrapped.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*own, *options]
+        )
+        return wrapped
+
+    return decorate
+
+
+def decode_config(given: Given, preset: str | None) -> DecodeConfig:
+    return DecodeConfig.preset(preset, **given) if preset else DecodeConfig(**given)
+
+
+def default_of(name: str) -> str:
+    """A field's default as the help shows it: one value, or the values by decoder."""
+    field = next(f for f in fields(DecodeConfig) if f.name == name)
+    if field.default is not None:
+        return "" if field.default == () else str(field.default)
+    if type(None) in get_args(_hints()[name]):
+        return ""  # there is none: the option is off
+    decoders: dict[Any, list[str]] = {}  # default → who has it
+    for decoder, settings in _settings().items():
+        if name in settings:
+            decoders.setdefault(settings[name], []).append(decoder)
+    return "; ".join(f"{', '.join(names)} {value}" for value, names in decoders.items())
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    panel, line = _FIELDS[name]
+    default = default_of(name)
+    hint = _hints()[name]
+    if get_origin(hint) in (Union, UnionType):
+        hint = next(kind for kind in get_args(hint) if kind is not type(None))
+    if get_origin(hint) is tuple:
+        hint = list[str]  # an option that may be repeated
+    flag = "--" + name.replace("_", "-")
+    option = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if hint is bool else flag,
+        help=f"{line} (default: {default})." if default else f"{line}.",
+        show_default=False,
+        metavar="TEXT" if hint == list[str] else None,
+        rich_help_panel=panel,
+    )
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[hint | None, option],
+    )
+
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return get_type_hints(DecodeConfig)
+
+
+@functools.cache
+def _settings() -> dict[str, dict[str, Any]]:
+    """What each decoder does when nothing else is given."""
+    return {name: DecodeConfig(decoder=name).settings() for name in get_args(DecoderName)}

@@ -1,0 +1,261 @@
+"""`lopa race`: the same prompt under several decoders, a round each in turn."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+
+import typer
+
+from lopa.cli.model import answer_text, encode, load, read_prompt
+from lopa.cli.options import (
+    AdapterOption,
+    ChatOption,
+    DeviceOption,
+    DtypeOption,
+    Given,
+    JsonOption,
+    ModelOption,
+    PresetOption,
+    default_model,
+    with_decoding,
+)
+from lopa.cli.terminal import notes, visible
+from lopa.config import DecodeConfig, DecoderName, WindowName, options_of
+from lopa.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    from lopa.cli.watch import Answer
+    from lopa.engine.llm import LLM
+    from lopa.engine.session import Output, Session
+
+_DECODERS = get_args(DecoderName)
+_EXAMPLE = "Question: Why is the sky blue in the day and red in the evening?\nAnswer:"
+_FRAME = 1 / 20  # seconds
+_LANE_LINES = 7  # of the answer, at most
+_TEXT_LINES = 8  # of an answer in the table; --json has all of it
+
+
+@with_decoding("decoder")
+def race(
+    decoding: Given,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="The prompt; - reads standard input (default: a built-in example)."),
+    ] = None,
+    decoders: Annotated[
+        str,
+        typer.Option(metavar="A,B,…", help="Who takes part.", rich_help_panel="Decoding"),
+    ] = ",".join(_DECODERS),
+    model: ModelOption = None,
+    adapter: AdapterOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    preset: PresetOption = None,
+    chat: ChatOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Decode one prompt with several decoders side by side, and compare.
+
+    An option goes to the decoders that use it. Each is timed by itself.
+    """
+    configs = configurations(decoders.split(","), decoding, preset)
+    text = example(model, decoding.get("seed")) if prompt is None else read_prompt(prompt)
+    llm = load(model, adapter, device, dtype)
+    outputs = run(llm, encode(llm, text, chat), configs)
+    if as_json:
+        results = [output.summary() for output in outputs]
+        print(json.dumps({"prompt": text, "results": results}, ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    console.print(results_table(outputs, [answer_text(llm, output) for output in outputs]))
+
+
+def configurations(
+    decoders: Sequence[str], given: Given, preset: str | None = None
+) -> list[DecodeConfig]:
+    """Each contestant's settings: of what is given, the options that it uses.
+
+    An option that none of them uses is an error. What a preset sets is lopa's, and the others
+    take from it what they can.
+    """
+    names = [name.strip() for name in decoders]
+    for name in names:
+        if name not in _DECODERS:
+            raise ConfigError(f"no decoder {name!r}: choose from {', '.join(_DECODERS)}")
+        if names.count(name) > 1:
+            raise ConfigError(f"{name} is named twice: it can run only once")
+    window = given.get("window")
+    used = {name: _used(cast(DecoderName, name), window) for name in names}
+    optional = frozenset().union(*(_used(name, w) for name in _DECODERS for w in (None, window)))
+    for option in given:
+        if option in optional and not any(option in options for options in used.values()):
+            raise ConfigError(f"{option} is used by none of {', '.join(names)}: leave it out")
+    asked = {**_preset_changes(preset), **given}
+    return [
+        DecodeConfig(
+            decoder=cast(DecoderName, name),
+            **{k: v for k, v in asked.items() if k not in optional or k in used[name]},
+        )
+        for name in names
+    ]
+
+
+def _used(decoder: DecoderName, window: WindowName | None) -> frozenset[str]:
+    if decoder == "lopa":
+        return options_of(decoder, window)
+    return options_of(decoder) - {"window"}  # theirs is fixed
+
+
+def _preset_changes(preset: str | None) -> dict[str, Any]:
+    if preset is None:
+        return {}
+    usual = DecodeConfig().settings()
+    settings = DecodeConfig.preset(preset).settings()
+    return {name: value for name, value in settings.items() if value != usual.get(name)}
+
+
+def example(model: str | None, seed: int | None) -> str:
+    """A prompt that suits the model: a problem of the kind the built-in one was trained on."""
+    if (model or default_model()) == "tiny":
+        from lopa.evaluation.tasks import generate
+
+        return generate("words", seed or 0, "eval").prompt
+    return _EXAMPLE
+
+
+def run(llm: LLM, prompt_ids: list[int], configs: Sequence[DecodeConfig]) -> list[Output]:
+    """Drive all contestants, a round each in turn; the time of an output is its rounds' own."""
+    from rich.live import Live
+
+    from lopa.cli.watch import Answer
+
+    for config in configs:  # what is paid once, at the first forward, is nobody's time
+        with closing(llm.session(prompt_ids, config)) as session:
+            session.step()
+    console = notes()
+    with ExitStack() as stack:
+        sessions = [
+            stack.enter_context(closing(llm.session(prompt_ids, config))) for config in configs
+        ]
+        lanes = [Lane(session, Answer.of(session)) for session in sessions]
+        live = Live(Track(lanes), console=console, auto_refresh=False, transient=True)
+        drawn = 0.0
+        with live if console.is_terminal else nullcontext():
+            while not all(lane.answer.done for lane in lanes):
+                for lane in lanes:
+                    lane.step()
+                if console.is_terminal and time.monotonic() - drawn > _FRAME:
+                    live.refresh()
+                    drawn = time.monotonic()
+    return [lane.output for lane in lanes]
+
+
+@dataclass(slots=True)
+class Lane:
+    """A contestant."""
+
+    session: Session
+    answer: Answer
+
+    def step(self) -> None:
+        if (event := self.session.step()) is not None:
+            self.answer.update(event)
+
+    @property
+    def output(self) -> Output:
+        assert self.session.output is not None
+        return self.session.output
+
+
+@dataclass(slots=True)
+class Track:
+    """The live view: a panel for each contestant, two abreast where there is room."""
+
+    lanes: Sequence[Lane]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.table import Table
+
+        abreast = 2 if options.max_width >= 80 and len(self.lanes) > 1 else 1
+        rows = -(-len(self.lanes) // abreast)
+        room = max(1, min(_LANE_LINES, (console.height - 1) // rows - 2))
+        grid = Table.grid(expand=True)
+        for _ in range(abreast):
+            grid.add_column(ratio=1)
+        width = options.max_width // abreast - 4
+        texts = [lane.answer.lines(console, width, room) for lane in self.lanes]
+        height = max(text.plain.count("\n") for text in texts) + 3  # the same for all
+        panels = [_panel(lane, text, height) for lane, text in zip(self.lanes, texts, strict=True)]
+        for row in range(rows):
+            grid.add_row(*panels[row * abreast : (row + 1) * abreast])
+        yield grid
+
+
+def _panel(lane: Lane, text: Text, height: int) -> Panel:
+    from rich.panel import Panel
+    from rich.text import Text
+
+    done = lane.answer.done
+    return Panel(
+        text,
+        title=Text(f" {lane.session.config.decoder}{' ✓' if done else ''} ", "not dim bold"),
+        title_align="left",
+        subtitle=Text.assemble(" ", lane.answer.counters.text(gap="  "), " ", style="not dim"),
+        subtitle_align="right",
+        height=height,
+        border_style="green" if done else "dim",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """The beginning of a text, as much as fits the lines there are."""
+
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        lines = Text(self.text.strip()).wrap(console, options.max_width)
+        if len(lines) > _TEXT_LINES:
+            lines[_TEXT_LINES - 1].truncate(options.max_width - 1)
+            lines[_TEXT_LINES - 1].append("…")
+        yield from lines[:_TEXT_LINES]
+
+
+def results_table(outputs: Sequence[Output], texts: Sequence[str]) -> Table:
+    """Who did what; the best figure of each kind stands out."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="dim", leading=1)
+    table.add_column("decoder", style="bold", no_wrap=True)
+    for name in ("rounds", "TPF", "tokens/s", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("text")
+    figures: list[tuple[list[float], Any, str]] = [
+        ([o.rounds for o in outputs], min, ".0f"),
+        ([o.tpf for o in outputs], max, ".2f"),
+        ([o.tokens_per_second for o in outputs], max, ".1f"),
+        ([o.seconds for o in outputs], min, ".2f"),
+    ]
+    for row, (output, text) in enumerate(zip(outputs, texts, strict=True)):
+        cells = [
+            Text(format(values[row], form), "bold green" if values[row] == best(values) else "")
+            for values, best, form in figures
+        ]
+        table.add_row(output.config.decoder, *cells, Excerpt(visible(text, "↵ ")))
+    return table

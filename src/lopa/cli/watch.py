@@ -1,0 +1,305 @@
+"""The live view of a run: tokens as they are filled, and the branches that competed for them.
+
+Reads events only; what a model wrote is never markup and never a control character here.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.live import Live
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from lopa.cli.terminal import notes, visible
+
+if TYPE_CHECKING:
+    from lopa.engine.session import Event, Session
+    from lopa.sequence import Branch, Fill, Lookahead, Round
+
+MASK = "▁"
+_END_OF_TEXT = "∎"
+_BLOCK_EDGE = "│"
+_AHEAD = Style(color="cyan", underline=True)
+_FRAME = 1 / 30  # seconds; a fast model makes more rounds than an eye can follow
+_MAX_BRANCHES = 9  # rows of the table
+_LEAST_SURE = 0.3  # below this everything is equally red
+
+
+def confidence_style(max_prob: float) -> Style:
+    """Red through yellow to green."""
+    share = min(max((max_prob - _LEAST_SURE) / (1 - _LEAST_SURE), 0.0), 1.0)
+    red, green, blue = (round(255 * x) for x in colorsys.hsv_to_rgb(share / 3, 0.65, 0.92))
+    return Style(color=f"rgb({red},{green},{blue})")
+
+
+@dataclass(slots=True)
+class Counters:
+    """Figures of a run so far, tokens counted up to the end of text."""
+
+    rounds: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def tpf(self) -> float:
+        return self.tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def text(self, gap: str = "   ") -> Text:
+        pairs = (
+            ("round", f"{self.rounds}"),
+            ("tokens", f"{self.tokens}"),
+            ("TPF", f"{self.tpf:.2f}"),
+            ("tokens/s", f"{self.tokens_per_second:.0f}"),
+        )
+        return Text(gap).join(
+            Text.assemble((f"{name} ", "dim"), (value, "bold")) for name, value in pairs
+        )
+
+
+class Answer:
+    """The new tokens of a run as they stand, each coloured by how it was filled."""
+
+    def __init__(
+        self,
+        piece: Callable[[int], str],  # how a token is shown
+        *,
+        prompt: int,  # its length, where the answer begins
+        mask_id: int,
+        eos_ids: Collection[int],
+        block_size: int | None,  # None: the answer is not cut into blocks
+    ) -> None:
+        self._piece = piece
+        self._prompt = prompt
+        self._mask_id = mask_id
+        self._eos_ids = eos_ids
+        self._block_size = block_size
+        self._tokens: list[int] = []
+        self._styles: dict[int, Style] = {}  # by index among the new tokens
+        self._fresh: set[int] = set()  # filled in the last round
+        self._next: set[int] = set()  # where the next round looks ahead
+        self._committed = 0
+        self.counters = Counters()
+        self.done = False
+
+    @classmethod
+    def of(cls, session: Session) -> Answer:
+        decoder, tokenizer = session.decoder, session.tokenizer
+        canvas = session.config.window == "canvas"
+        return cls(
+            tokenizer.piece if tokenizer else lambda token: f"{token} ",
+            prompt=decoder.prompt,
+            mask_id=decoder.mask_id,
+            eos_ids=decoder.eos_ids,
+            block_size=None if canvas else session.config.block_size,
+        )
+
+    def update(self, event: Event) -> None:
+        record = event.round
+        self._tokens = event.tokens
+        self._fresh = {fill.position - self._prompt for fill in record.fills}
+        for fill in record.fills:
+            self._styles[fill.position - self._prompt] = confidence_style(fill.max_prob)
+        ahead = record.branches[record.winner].lookahead
+        if ahead is not None:
+            self._fresh.add(ahead.position - self._prompt)
+            self._styles[ahead.position - self._prompt] = _AHEAD
+        self._next = {lookahead.position - self._prompt for lookahead in record.spawned}
+        self._committed = record.cached + record.committed - self._prompt
+        self.counters.rounds += 1
+        self.counters.seconds += record.seconds
+        if event.output is not None:
+            self.done = True
+            self._tokens = event.output.token_ids
+            self.counters.tokens = event.output.tokens
+        else:
+            self.counters.tokens = self._filled()
+
+    def show(self, token: int, newline: str = "↵") -> str:
+        return visible(self._piece(token), newline)
+
+    def place(self, position: int) -> int:
+        """Index among the new tokens."""
+        return position - self._prompt
+
+    def text(self) -> Text:
+        text = Text(no_wrap=False, overflow="fold")
+        for index, token in enumerate(self._tokens):
+            if self._block_size and index and index % self._block_size == 0:
+                text.append(_BLOCK_EDGE, "blue")
+            piece, style = self._cell(index, token)
+            word = piece.lstrip(" ")
+            text.append(" " * (len(piece) - len(word)))  # most pieces begin with their space
+            text.append(word, style)
+        return text
+
+    def lines(self, console: Console, width: int, count: int) -> Text:
+        """The last `count` lines of the text at this width: where the work is."""
+        wrapped = self.text().wrap(console, width, overflow="fold")
+        return Text("\n").join(wrapped[-count:])
+
+    def _cell(self, index: int, token: int) -> tuple[str, Style]:
+        if token == self._mask_id:
+            return MASK, Style(color="cyan") if index in self._next else Style(dim=True)
+        if token in self._eos_ids:
+            return _END_OF_TEXT, Style(dim=True)
+        style = self._styles.get(index, Style())
+        if self.done:
+            pass  # every token is as final as the next
+        elif index in self._fresh:
+            style += Style(bold=True, reverse=True)
+        elif index < self._committed:
+            style += Style(dim=True)
+        else:
+            style += Style(bold=True)
+        return self.show(token, "↵\n"), style
+
+    def _filled(self) -> int:
+        count = 0
+        for token in self._tokens:
+            count += token != self._mask_id
+            if token in self._eos_ids:
+                break
+        return count
+
+
+class Watch:
+    """Shows a session's events on a console: live on a terminal, else a line a round."""
+
+    def __init__(self, session: Session, console: Console | None = None) -> None:
+        self._console = console or notes()
+        self._answer = Answer.of(session)
+        self._title = session.config.decoder
+        self._rows = min(session.config.branches + 1, _MAX_BRANCHES)
+        self._round: Round | None = None
+        self._live: Live | None = None
+        self._drawn = 0.0
+        if self._console.is_terminal:
+            self._live = Live(self, console=self._console, auto_refresh=False)
+
+    def __enter__(self) -> Watch:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, event: Event) -> None:
+        self._round = event.round
+        self._answer.update(event)
+        if self._live is None:
+            self._console.print(self._line(event.round), soft_wrap=True)
+        elif event.output is not None or time.monotonic() - self._drawn > _FRAME:
+            self._live.refresh()
+            self._drawn = time.monotonic()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # Two lines of frame, one of counters, one kept free so that nothing scrolls.
+        table = self._branches()
+        room = console.height - 4 - (self._rows + 1 if table else 0)
+        yield Panel(
+            self._answer.lines(console, options.max_width - 4, max(room, 1)),
+            title=self._title,
+            title_align="left",
+            subtitle=_legend(),
+            subtitle_align="right",
+            border_style="dim",
+        )
+        yield Padding(
+            Group(*([table] if table else []), self._answer.counters.text()), (0, 0, 0, 2)
+        )
+
+    def _branches(self) -> Table | None:
+        """The branches of the last round, in rank order, the winner marked."""
+        record = self._round
+        if record is None or self._rows == 1 or self._answer.done:
+            return None
+        table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+        for name in ("", "place", "lookahead", "p", "score"):
+            table.add_column(name, justify="right" if name in ("place", "p") else "left")
+        table.add_column("")
+        scores = [branch.score for branch in record.branches]
+        low, high = min(scores), max(scores)
+        # With more branches than rows, the best scored are shown; the winner is one of them.
+        best = sorted(range(len(scores)), key=lambda i: (i != record.winner, -scores[i]))
+        shown = sorted(best[: self._rows])
+        for number in shown:
+            branch = record.branches[number]
+            won = number == record.winner
+            share = (branch.score - low) / (high - low) if high > low else 1.0
+            table.add_row(
+                Text("▸" if won else " ", "green"),
+                *self._lookahead(branch),
+                ProgressBar(
+                    total=1.0,
+                    completed=0.05 + 0.95 * share,  # the worst is a stub, not nothing
+                    width=24,
+                    style="grey15",
+                    complete_style="green" if won else "grey50",
+                    finished_style="green" if won else "grey50",
+                ),
+                Text(f"{branch.score:.3f}", "bold green" if won else "dim"),
+            )
+        for _ in range(self._rows - len(shown)):  # so that what is below stays in place
+            table.add_row("")
+        return table
+
+    def _lookahead(self, branch: Branch) -> tuple[Text, Text, Text]:
+        ahead = branch.lookahead
+        if ahead is None:
+            return Text(), Text("anchor", "dim"), Text()
+        return (
+            Text(f"+{self._answer.place(ahead.position)}", "dim"),
+            Text(f"‘{self._answer.show(ahead.token)}’", "cyan"),
+            Text(f"{ahead.max_prob:.2f}", confidence_style(ahead.max_prob)),
+        )
+
+    def _line(self, record: Round) -> Text:
+        """A round in one line of plain text."""
+        ahead = record.branches[record.winner].lookahead
+        won = "anchor" if ahead is None else f"lookahead {_named(self._answer, ahead)}"
+        parts = [f"round {record.index:>4}"]
+        if len(record.branches) > 1:
+            parts.append(f"{won}, 1 of {len(record.branches)}")
+        parts.append(f"{self._answer.counters.tokens} tokens")
+        parts.append(" ".join(_named(self._answer, fill) for fill in record.fills) or "no fill")
+        return Text("  ".join(parts))
+
+
+def _named(answer: Answer, placed: Fill | Lookahead) -> str:
+    return f"+{answer.place(placed.position)}‘{answer.show(placed.token)}’"
+
+
+def _legend() -> Text:
+    scale = [("█", confidence_style(_LEAST_SURE + (1 - _LEAST_SURE) * i / 4)) for i in range(5)]
+    return Text.assemble(
+        " unsure ",
+        *scale,
+        " sure  ",
+        ("ahead", _AHEAD),
+        "  ",
+        (MASK, "dim"),
+        " to come ",
+        style="not dim",
+    )

@@ -1,0 +1,120 @@
+"""`lopa chat`: turns, commands, interruption."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_support import SHORT, Result, Run
+
+from lopa import LLM, DecodeConfig
+from lopa.cli.chat import Conversation
+from lopa.engine.session import Event, Session
+
+NO_TEMPLATE = "no chat template"
+
+
+def test_lines_from_a_pipe(run: Run, chat_model: Path) -> None:
+    short = ("--model", str(chat_model), *SHORT[2:])
+    result = run("chat", *short, stdin="hello\n\n/help\n/nosuch\nagain\n/quit\nnever\n")
+    assert result.code == 0
+    assert result.err.count("lopa · ") == 2
+    assert "/reset" in result.err
+    assert "there is no /nosuch" in result.err
+    assert NO_TEMPLATE not in result.err
+
+
+def test_history_is_kept_and_forgotten(chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(chat_model)
+    conversation = Conversation(llm, DecodeConfig(max_new_tokens=8, block_size=4))
+    assert llm.tokenizer is not None
+    given: list[list[dict[str, str]]] = []
+    chat = llm.tokenizer.chat
+    monkeypatch.setattr(llm.tokenizer, "chat", lambda said: given.append(list(said)) or chat(said))
+    conversation.answer("hello")
+    conversation.answer("again")
+    roles = [m["role"] for m in given[1]]
+    assert roles == ["user", "assistant", "user"]
+    assert [m["content"] for m in given[1] if m["role"] == "user"] == ["hello", "again"]
+    conversation.reset()
+    conversation.answer("anew")
+    assert given[2] == [{"role": "user", "content": "anew"}]
+
+
+def test_without_a_template_each_line_is_a_prompt(run: Run) -> None:
+    result = run("chat", *SHORT, stdin="hello\n")
+    assert result.err.count(NO_TEMPLATE) == 1
+    assert result.out == run("generate", "hello", *SHORT).out
+
+
+def test_without_a_tokenizer_lines_are_ids(run: Run, ids_model: Path) -> None:
+    result = run("chat", "--model", str(ids_model), *SHORT[2:], stdin="1 2 3\n")
+    assert result.out == run("generate", "1 2 3", "--model", str(ids_model), *SHORT[2:]).out
+
+
+def test_a_pipe_ends_at_the_first_error(run: Run, ids_model: Path) -> None:
+    result = run("chat", "--model", str(ids_model), *SHORT[2:], stdin="words\n1 2 3\n")
+    assert "token ids" in result.error
+
+
+class Keyboard:
+    """Somebody at a terminal: lines, or keys as exceptions."""
+
+    def __init__(self, *keys: str | type[BaseException]) -> None:
+        self._keys: Iterator[str | type[BaseException]] = iter(keys)
+
+    def isatty(self) -> bool:
+        return True
+
+    def input(self, prompt: str) -> str:
+        key = next(self._keys)
+        if isinstance(key, str):
+            return key
+        raise key
+
+
+@pytest.fixture
+def sit_down(run: Run, monkeypatch: pytest.MonkeyPatch, chat_model: Path) -> Run:
+    def sit_down(*keys: str | type[BaseException]) -> Result:
+        keyboard = Keyboard(*keys)
+        monkeypatch.setattr("builtins.input", keyboard.input)
+        return run("chat", "--model", str(chat_model), *SHORT[2:], stdin=keyboard)
+
+    return sit_down
+
+
+def test_ctrl_d_leaves(sit_down: Run) -> None:
+    assert sit_down(EOFError).code == 0
+
+
+def test_ctrl_c_at_the_prompt_says_how_to_leave(sit_down: Run) -> None:
+    result = sit_down(KeyboardInterrupt, EOFError)
+    assert result.code == 0
+    assert "/quit" in result.err
+
+
+def test_ctrl_c_stops_the_answer_only(sit_down: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = iter([False, True])
+    step, closed = Session.step, []
+
+    def interrupted(self: Session) -> Event | None:
+        if next(calls, False):
+            raise KeyboardInterrupt
+        return step(self)
+
+    monkeypatch.setattr(Session, "step", interrupted)
+    close = Session.close
+    monkeypatch.setattr(Session, "close", lambda self: closed.append(1) or close(self))
+    result = sit_down("hello", "again", EOFError)
+    assert result.code == 0
+    assert "stopped" in result.err
+    assert result.err.count("lopa · ") == 1
+    assert closed
+
+
+def test_a_turn_that_fails_does_not_end_the_talk(sit_down: Run) -> None:
+    result = sit_down("x" * 200, "hello", EOFError)
+    assert result.code == 0
+    assert "error: the prompt has" in result.err
+    assert result.err.count("lopa · ") == 1

@@ -1,0 +1,113 @@
+"""The command as a whole: help, version, exit codes, interruption, pipes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from cli_support import DUMMY, SHORT, Run
+
+from lopa.engine.session import Session
+from lopa.errors import CheckpointError
+from lopa.version import VERSION
+
+
+def test_version(run: Run) -> None:
+    result = run("--version")
+    assert (result.code, result.out, result.err) == (0, f"lopa {VERSION}\n", "")
+
+
+def test_help_names_the_commands(run: Run) -> None:
+    result = run("--help")
+    assert result.code == 0
+    for command in ("generate", "race", "chat", "models", "doctor"):
+        assert command in result.out
+
+
+def test_nothing_heavy_is_imported_before_a_command_runs() -> None:
+    heavy = "{'torch', 'numpy', 'tokenizers', 'safetensors', 'huggingface_hub'}"
+    code = f"import sys, lopa.cli.main; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_python_dash_m() -> None:
+    done = subprocess.run([sys.executable, "-m", "lopa", "--version"], capture_output=True)
+    assert done.stdout.decode() == f"lopa {VERSION}\n"
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lopa", "models", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nosuch",), "nosuch"),
+        (("generate",), "prompt"),
+        (("generate", "x", "--nosuch"), "--nosuch"),
+        (("generate", "x", "--decoder", "nosuch"), "fast-dllm"),
+        (("generate", "x", "--branches", "many"), "--branches"),
+        (("generate", "x", "--threshold", "high"), "--threshold"),
+    ],
+)
+def test_usage_errors(run: Run, arguments: tuple[str, ...], words: str) -> None:
+    result = run(*arguments)
+    assert words in result.error
+    assert result.code == 2
+
+
+def _raising(error: BaseException) -> Any:
+    def step(_: Session) -> None:
+        raise error
+
+    return step
+
+
+def test_interrupted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "step", _raising(KeyboardInterrupt()))
+    result = run("generate", "x", *SHORT)
+    assert (result.code, result.out, result.err) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a …"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+        MemoryError(),
+    ],
+)
+def test_out_of_memory(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setattr(Session, "step", _raising(error))
+    result = run("generate", "x", *SHORT)
+    assert result.error.startswith("error: out of memory")
+    assert result.code == 1
+
+
+def test_a_full_disk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "step", _raising(OSError(28, "No space left on device", "/x")))
+    assert run("generate", "x", *SHORT).error == "error: /x: No space left on device"
+
+
+def test_an_error_stays_one_line_and_harmless(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "step", _raising(CheckpointError("bad\nname \x1b[31m")))
+    assert run("generate", "x", *SHORT).error == "error: bad name ␛[31m"
+
+
+def test_a_bug_keeps_its_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "step", _raising(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        run("generate", "x", *DUMMY)

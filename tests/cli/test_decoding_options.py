@@ -1,0 +1,120 @@
+"""Options made from DecodeConfig: all of them, with its defaults and no others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from cli_support import SHORT, Run
+
+from lopa.cli import options
+from lopa.cli.options import decode_config, default_of, with_decoding
+from lopa.config import PRESETS, DecodeConfig
+from lopa.models.files import BUILT_IN
+
+
+def test_every_field_has_an_option(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    text = run("generate", "--help").out
+    for field in fields(DecodeConfig):
+        assert f"--{field.name.replace('_', '-')} " in text
+    assert "--no-early-stop" in text
+    assert set(options._FIELDS) == {field.name for field in fields(DecodeConfig)}
+
+
+def test_help_shows_the_defaults_in_force() -> None:
+    assert default_of("branches") == f"lopa {DecodeConfig().branches}"
+    assert default_of("max_new_tokens") == str(DecodeConfig().max_new_tokens)
+    assert default_of("threshold") == f"fast-dllm, d2f, lopa {DecodeConfig().threshold}"
+    assert default_of("ranking") == "vanilla, d2f, lopa neg_entropy; fast-dllm max_prob"
+    assert default_of("factor") == default_of("max_rounds") == default_of("stop") == ""
+
+
+def test_only_what_is_given_is_passed_on() -> None:
+    seen = {}
+
+    @with_decoding("seed")
+    def command(decoding: dict[str, object]) -> None:
+        seen.update(decoding)
+
+    names = [field.name for field in fields(DecodeConfig) if field.name != "seed"]
+    nothing = dict.fromkeys(names) | {"stop": []}
+    command(**nothing)
+    assert seen == {}
+    command(**{**nothing, "branches": 0, "early_stop": False, "temperature": 0.0})
+    assert seen == {"branches": 0, "early_stop": False, "temperature": 0.0}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets(name: str) -> None:
+    assert decode_config({}, name) == DecodeConfig.preset(name)
+    assert decode_config({"branches": 3}, name) == DecodeConfig.preset(name, branches=3)
+
+
+# One run for each decoder, together giving every option once.
+@pytest.mark.parametrize(
+    "given",
+    [
+        {
+            "decoder": "lopa",
+            "max_new_tokens": 8,
+            "ranking": "margin",
+            "window": "pipeline",
+            "block_size": 4,
+            "append_at": 0.25,
+            "activate_at": 0.75,
+            "attention": "block",
+            "threshold": 0.5,
+            "branches": 2,
+            "score": "window",
+            "score_fraction": 0.5,
+            "score_window": 3,
+            "creation_weight": 0.25,
+            "lookahead_floor": 0.1,
+            "early_stop": False,
+            "stop": ["§", "end"],
+            "max_rounds": 3,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "top_k": 5,
+            "seed": 7,
+        },
+        {
+            "decoder": "fast-dllm",
+            "max_new_tokens": 8,
+            "block_size": 4,
+            "cache": "none",
+            "factor": 2.0,
+        },
+        {"decoder": "vanilla", "max_new_tokens": 4, "steps": 2},
+    ],
+)
+def test_options_reach_the_decoder(run: Run, given: dict[str, object]) -> None:
+    arguments: list[str] = []
+    for name, value in given.items():
+        flag = "--" + name.replace("_", "-")
+        if value is False:
+            arguments.append(f"--no-{flag[2:]}")
+        else:
+            values = value if isinstance(value, list) else [value]
+            arguments += [word for v in values for word in (flag, str(v))]
+    result = run("generate", "hi", "--model", "dummy:dream-tiny", "--json", *arguments)
+    assert result.code == 0
+    settings = json.loads(result.out)["settings"]
+    assert {name: settings[name] for name in given} == given
+
+
+def test_preset_with_options_on_top(run: Run) -> None:
+    result = run("generate", "hi", *SHORT, "--preset", "math", "--max-rounds", "1", "--json")
+    settings = json.loads(result.out)["settings"]
+    assert settings["threshold"] == PRESETS["math"]["threshold"]
+    assert (settings["block_size"], settings["max_rounds"]) == (4, 1)
+
+
+def test_default_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(BUILT_IN, "tiny", tmp_path)
+    assert options.default_model() == "dummy:dream-tiny"
+    (tmp_path / "config.json").touch()
+    assert options.default_model() == "tiny"

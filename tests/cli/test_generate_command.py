@@ -1,0 +1,139 @@
+"""`lopa generate`: what goes to which stream, prompts of every kind, traces."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from cli_support import SHORT, Run
+from rich.console import Console
+
+from lopa import LLM, DecodeConfig, trace
+from lopa.cli import model
+from lopa.cli.terminal import visible
+from lopa.engine.session import Session
+
+KEYS = [
+    "text",
+    "token_ids",
+    "rounds",
+    "tpf",
+    "tpf_paper",
+    "tokens",
+    "seconds",
+    "tokens_per_second",
+    "tokens_per_second_paper",
+    "finish",
+    "decoder",
+    "settings",
+]
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    config = DecodeConfig(max_new_tokens=8, block_size=4)
+    return LLM("dummy:dream-tiny").generate("hello", config).text
+
+
+def test_text_on_stdout_figures_on_stderr(run: Run, expected: str) -> None:
+    result = run("generate", "hello", *SHORT)
+    assert result.code == 0
+    assert result.out == expected + "\n"
+    assert result.err.startswith("lopa · ")
+    assert result.err.count("\n") == 1
+
+
+def test_a_terminal_sees_it_grow_made_visible(
+    run: Run, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True, raising=False)
+    assert run("generate", "hello", *SHORT).out == visible(expected) + "\n"
+
+
+@pytest.mark.parametrize("more", [(), ("--watch",)])
+def test_json(run: Run, expected: str, more: tuple[str, ...]) -> None:
+    result = run("generate", "hello", *SHORT, "--json", *more)
+    found = json.loads(result.out)
+    assert list(found) == KEYS
+    assert found["text"] == expected
+    assert result.out.count("\n") == 1
+    assert ("round    1" in result.err) == bool(more)
+
+
+def test_watched_output_is_the_same(run: Run, expected: str) -> None:
+    result = run("generate", "hello", *SHORT, "--watch")
+    assert result.out == expected + "\n"
+    assert result.err.startswith("round    1  ")
+
+
+def test_prompt_from_stdin(run: Run, expected: str) -> None:
+    assert run("generate", "-", *SHORT, stdin="hello\n").out == expected + "\n"
+
+
+def test_token_ids_for_a_model_without_tokenizer(run: Run, ids_model: Path) -> None:
+    short = ("--model", str(ids_model), *SHORT[2:])
+    first = run("generate", "1, 2 3", *short)
+    assert first.code == 0
+    config = DecodeConfig(max_new_tokens=8, block_size=4)
+    expected = LLM(ids_model).generate([1, 2, 3], config).token_ids
+    assert [int(word) for word in first.out.split()] == expected
+    assert run("generate", "1 2,3", *short, "--watch").out == first.out
+    assert "token ids" in run("generate", "hello", *short).error
+
+
+def test_chat_template(run: Run, chat_model: Path) -> None:
+    short = ("--model", str(chat_model), *SHORT[2:], "--json")
+    plain = json.loads(run("generate", "hello", *short).out)
+    chat = json.loads(run("generate", "hello", *short, "--chat").out)
+    assert chat["token_ids"] != plain["token_ids"]
+    assert "no chat template" in run("generate", "hello", *SHORT, "--chat").error
+
+
+def test_trace(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text("old")
+    found = json.loads(run("generate", "hello", *SHORT, "--json", "--trace", str(path)).out)
+    read = trace.read(path)
+    assert read.token_ids == found["token_ids"]
+    assert len(read.rounds) == found["rounds"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_unwritable_trace_is_refused_before_the_run(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "step", lambda _: pytest.fail("it ran"))
+    for path in (tmp_path, tmp_path / "no" / "run.jsonl", Path("/proc/run.jsonl")):
+        result = run("generate", "hello", *SHORT, "--trace", str(path))
+        assert str(path) in result.error
+        assert result.code == 2
+
+
+def test_an_interrupted_run_leaves_no_trace(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: Session) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "step", interrupt)
+    assert run("generate", "hello", *SHORT, "--trace", str(tmp_path / "t")).code == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_long_load_shows_a_bar(ids_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, record=True)
+    monkeypatch.setattr(model, "notes", lambda: console)
+    model.load(str(ids_model), None, None, None)
+    assert "tensors" not in console.export_text()
+    monkeypatch.setattr(model, "_PATIENCE", 0.0)
+    model.load(str(ids_model), None, None, None)
+    assert "tensors" in console.export_text()
+
+
+def test_visible() -> None:
+    assert visible("a\x1b[2J\x00\x7f\x9b\u202e\tb\n", "↵") == "a␛[2J␀␡\\u009b\\u202e\tb↵"
+    assert visible("é 你 👩\u200d🔬") == "é 你 👩\u200d🔬"
+    visible("\udcff").encode()

@@ -1,0 +1,65 @@
+"""`lopa models` and `lopa doctor`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_support import Run
+
+from lopa.cli import info
+from lopa.models.families import FAMILIES, dummy_shapes
+from lopa.models.files import BUILT_IN
+
+
+def test_models(run: Run) -> None:
+    result = run("models")
+    assert result.code == 0
+    for family in FAMILIES:
+        for name in (*family.hub_ids, *family.adapters, *family.shapes):
+            assert name in result.out
+
+
+def test_models_as_json(run: Run) -> None:
+    found = json.loads(run("models", "--json").out)
+    assert [family["name"] for family in found["families"]] == [f.name for f in FAMILIES]
+    shapes = dummy_shapes()
+    assert {d["name"] for d in found["dummies"]} == {f"dummy:{name}" for name in shapes}
+    for dummy in found["dummies"]:
+        assert dummy["parameters"] == shapes[dummy["name"].removeprefix("dummy:")].parameters
+        assert dummy["bf16_bytes"] == 2 * dummy["parameters"]
+
+
+def test_doctor(run: Run) -> None:
+    result = run("doctor")
+    assert result.code == 0
+    for word in ("python", "torch", "safetensors", "tokenizers", "memory", "device used"):
+        assert word in result.out
+
+
+def test_doctor_as_json(run: Run) -> None:
+    found = json.loads(run("doctor", "--json").out)
+    assert found["broken"] == []
+    assert found["decodes"] is True
+    assert found["devices"][0]["name"] == "cpu"
+    assert found["versions"]["torch"]
+
+
+def test_doctor_finds_a_broken_package(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(info, "_NEEDED", (*info._NEEDED, "no_such_package"))
+    result = run("doctor")
+    assert result.code == 1
+    assert "no_such_package" in result.out
+
+
+def test_doctor_finds_a_broken_model(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(BUILT_IN, "tiny", tmp_path)
+    assert run("doctor", "--json").code == 0  # absent is not broken
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"cut")
+    result = run("doctor", "--json")
+    assert result.code == 1
+    assert "model.safetensors" in json.loads(result.out)["broken"][0]

@@ -1,0 +1,125 @@
+"""`lopa race`: who gets which option, and what is reported."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from cli_support import DUMMY, SHORT, Run
+from rich.console import Console
+
+from lopa import LLM, DecodeConfig
+from lopa.cli import race as command
+from lopa.cli.race import Excerpt, Lane, Track, configurations, example
+from lopa.cli.watch import Answer
+from lopa.errors import ConfigError
+
+ALL = ["vanilla", "fast-dllm", "d2f", "lopa"]
+
+
+def test_json(run: Run) -> None:
+    result = run("race", "hello", *SHORT, "--branches", "2", "--json")
+    found = json.loads(result.out)
+    assert result.err == ""
+    assert list(found) == ["prompt", "results"]
+    assert found["prompt"] == "hello"
+    assert [summary["decoder"] for summary in found["results"]] == ALL
+    llm = LLM("dummy:dream-tiny")
+    for summary in found["results"]:
+        settings = summary["settings"]
+        alone = llm.generate("hello", DecodeConfig(**settings))
+        assert summary["token_ids"] == alone.token_ids  # a race changes nobody's answer
+        assert summary["rounds"] == alone.rounds
+        assert summary["tokens_per_second"] == pytest.approx(summary["tokens"] / summary["seconds"])
+
+
+def test_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    result = run("race", "hello", *SHORT, "--decoders", "d2f,lopa")
+    head, _, *rows = result.out.splitlines()
+    assert head.split() == ["decoder", "rounds", "TPF", "tokens/s", "seconds", "text"]
+    assert [row.split()[0] for row in rows if row.strip()] == ["d2f", "lopa"]
+
+
+def test_a_prompt_of_its_own(run: Run) -> None:
+    result = run("race", *SHORT, "--decoders", "lopa", "--max-rounds", "1", "--json")
+    assert json.loads(result.out)["prompt"] == example("dummy:dream-tiny", None)
+
+
+def test_the_built_in_model_gets_a_problem_it_knows() -> None:
+    from lopa.evaluation.tasks import generate
+
+    assert example("tiny", 3) == generate("words", 3, "eval").prompt
+
+
+def test_options_go_to_those_who_use_them() -> None:
+    given = {"branches": 3, "threshold": 0.5, "steps": 8, "max_new_tokens": 64, "block_size": 16}
+    vanilla, d2f, lopa = configurations(["vanilla", "d2f", "lopa"], given)
+    assert vanilla == DecodeConfig(decoder="vanilla", max_new_tokens=64, steps=8)
+    assert d2f == DecodeConfig(decoder="d2f", max_new_tokens=64, block_size=16, threshold=0.5)
+    assert (lopa.branches, lopa.threshold, lopa.block_size) == (3, 0.5, 16)
+
+
+def test_window_is_lopas_alone() -> None:
+    configs = configurations(ALL, {"window": "blocks", "cache": "prefix", "attention": "block"})
+    assert [config.window for config in configs] == ["canvas", "blocks", "pipeline", "blocks"]
+    assert [config.cache for config in configs] == ["none", "prefix", "none", "prefix"]
+    assert configs[2].attention == "block"
+
+
+def test_a_preset_gives_each_what_it_can_take() -> None:
+    configs = configurations(ALL, {"max_new_tokens": 64}, "humaneval")
+    assert {config.max_new_tokens for config in configs} == {64}
+    assert [config.append_at for config in configs] == [None, None, 0.3, 0.3]
+    assert configs[3] == DecodeConfig.preset("humaneval", max_new_tokens=64)
+
+
+@pytest.mark.parametrize(
+    ("decoders", "given", "words"),
+    [
+        (["vanilla", "d2f"], {"branches": 3}, "branches is used by none of vanilla, d2f"),
+        (["d2f"], {"window": "canvas"}, "window is used by none"),
+        (["lopa"], {"steps": 3}, "steps is used by none"),
+        (["lopa", "nosuch"], {}, "no decoder 'nosuch'"),
+        (["lopa", "lopa"], {}, "named twice"),
+        (["lopa"], {"max_new_tokens": 30}, "block_size"),
+    ],
+)
+def test_refused(decoders: list[str], given: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        configurations(decoders, given)
+
+
+def test_errors_are_one_line(run: Run) -> None:
+    assert run("race", "x", *DUMMY, "--decoders", "d2f", "--branches", "2").code == 2
+    assert "empty" in run("race", "-", *DUMMY).error
+
+
+@pytest.mark.parametrize(("width", "height", "abreast"), [(100, 24, 2), (60, 40, 1)])
+def test_track(width: int, height: int, abreast: int) -> None:
+    llm = LLM("dummy:dream-tiny")
+    sessions = [
+        llm.session("hello", config)
+        for config in configurations(ALL, {"max_new_tokens": 8, "block_size": 4})
+    ]
+    lanes = [Lane(session, Answer.of(session)) for session in sessions]
+    for lane in lanes:
+        lane.step()
+    console = Console(file=io.StringIO(), width=width, height=height, record=True)
+    console.print(Track(lanes))
+    lines = console.export_text().splitlines()
+    assert len(lines) < height
+    assert lines[0].count("╭") == abreast
+    assert sum("tokens/s" in line for line in lines) == 4 // abreast
+    for session in sessions:
+        session.close()
+
+
+def test_excerpt() -> None:
+    console = Console(file=io.StringIO(), width=10, record=True)
+    console.print(Excerpt("[b]word " * 20))
+    lines = console.export_text().splitlines()
+    assert len(lines) == command._TEXT_LINES
+    assert lines[0].rstrip() == "[b]word"
+    assert lines[-1].endswith("…")

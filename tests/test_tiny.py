@@ -1,0 +1,68 @@
+"""The built-in model: it is there, it fits, and it answers questions of its two kinds."""
+
+from __future__ import annotations
+
+import pytest
+
+from lopa import LLM, DecodeConfig
+from lopa.evaluation import tasks
+from lopa.evaluation.evaluate import evaluate, problems, wilson
+from lopa.models.files import BUILT_IN
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("tiny", device="cpu")
+
+
+def test_size(llm: LLM) -> None:
+    total = sum(path.stat().st_size for path in BUILT_IN["tiny"].iterdir())
+    assert total <= 64e6
+    assert 20e6 <= llm.config.parameters <= 60e6
+    assert llm.dtype.is_floating_point
+    assert llm.config.shift
+
+
+@pytest.mark.parametrize("attention", ["full", "block"])
+def test_words(llm: LLM, attention: str) -> None:
+    """Three in four of eight: the measured accuracy is 97 %, so this fails only if it is broken."""
+    config = DecodeConfig(decoder="d2f", max_new_tokens=128, attention=attention)  # type: ignore[arg-type]
+    report, samples = evaluate(llm, "words", config, limit=8, seed=1, batch_size=8)
+    assert report.correct >= 6
+    assert report.unfinished == 0
+    assert report.tpf > 1.5
+    assert all("####" in output.text for _, output, _ in samples)
+
+
+def test_functions(llm: LLM) -> None:
+    config = DecodeConfig(decoder="d2f", max_new_tokens=128)
+    report, _ = evaluate(llm, "functions", config, limit=6, seed=1, batch_size=6)
+    assert report.correct >= 4
+
+
+def test_lopa_needs_fewer_rounds(llm: LLM) -> None:
+    prompt = tasks.generate("words", 3, "eval").prompt
+    plain = llm.generate(prompt, DecodeConfig(decoder="d2f", max_new_tokens=128))
+    ahead = llm.generate(prompt, DecodeConfig(branches=3, max_new_tokens=128))
+    assert ahead.rounds < plain.rounds
+    assert ahead.finish == plain.finish == "eos"
+
+
+def test_the_tokenizer_splits_digits(llm: LLM) -> None:
+    assert llm.tokenizer is not None
+    pieces = [llm.tokenizer.piece(i) for i in llm.tokenizer.encode("1234 = 12")]
+    assert [p for p in pieces if p.strip().isdigit()] == list("123412")
+
+
+def test_problems_are_fixed_by_their_seed() -> None:
+    assert problems("words", "eval", 5, 1) == problems("words", "eval", 5, 1)
+    assert problems("words", "eval", 5, 1)[:3] == problems("words", "eval", 3, 1)
+    assert problems("words", "eval", 5, 1) != problems("words", "eval", 5, 2)
+
+
+def test_wilson_interval() -> None:
+    """Figures of Wilson's interval from a published table: 8 of 10 at 95 %."""
+    low, high = wilson(8, 10)
+    assert (low, high) == (pytest.approx(0.4902, abs=1e-3), pytest.approx(0.9433, abs=1e-3))
+    assert wilson(0, 10)[0] == 0.0
+    assert wilson(10, 10)[1] == pytest.approx(1.0)
