@@ -57,8 +57,16 @@ _DECODER_OPTIONS: dict[DecoderName, dict[str, Any]] = {
         **_LOOKAHEAD_OPTIONS,
     },
 }
-# What an option the decoder does not use reads as.
-_NEUTRAL: dict[str, Any] = {"branches": 0, "attention": "full", "cache": "none"}
+# What an option the decoder does not use reads as: the value under which it does nothing.
+_NEUTRAL: dict[str, Any] = {
+    "branches": 0,
+    "attention": "full",
+    "cache": "none",
+    "score": "mean",
+    "score_fraction": 1.0,
+    "creation_weight": 0.0,
+    "lookahead_floor": 0.0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

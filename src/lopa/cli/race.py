@@ -24,7 +24,7 @@ from lopa.cli.options import (
     default_model,
     with_decoding,
 )
-from lopa.cli.terminal import notes, visible
+from lopa.cli.terminal import note, notes, visible
 from lopa.config import DecodeConfig, DecoderName, WindowName, options_of
 from lopa.errors import ConfigError
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _DECODERS = get_args(DecoderName)
 _EXAMPLE = "Question: Why is the sky blue in the day and red in the evening?\nAnswer:"
+_EXAMPLE_SEED = 3
 _FRAME = 1 / 20  # seconds
 _LANE_LINES = 7  # of the answer, at most
 _TEXT_LINES = 8  # of an answer in the table; --json has all of it
@@ -71,6 +72,8 @@ def race(
     configs = configurations(decoders.split(","), decoding, preset)
     text = example(model, decoding.get("seed")) if prompt is None else read_prompt(prompt)
     llm = load(model, adapter, device, dtype)
+    if prompt is None:
+        note(f"{visible(text.strip())}\n")  # who gave no prompt should see what is asked
     outputs = run(llm, encode(llm, text, chat), configs)
     if as_json:
         results = [output.summary() for output in outputs]
@@ -131,7 +134,7 @@ def example(model: str | None, seed: int | None) -> str:
     if (model or default_model()) == "tiny":
         from lopa.evaluation.tasks import generate
 
-        return generate("words", seed or 0, "eval").prompt
+        return generate("words", seed or _EXAMPLE_SEED, "eval").prompt
     return _EXAMPLE
 
 
