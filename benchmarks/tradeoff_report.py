@@ -55,7 +55,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         )
         settings.setdefault(name, {})[row["task"]] = row["report"]
     lines = [
-        "| problems | attention | decoder | τ | words: accuracy | TPF | functions: accuracy | TPF |",
+        "| problems | attention | decoder | τ | words | TPF | functions | TPF |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, found in settings.items():
