@@ -12,12 +12,13 @@ from typing import Any, Literal, get_args
 
 from lopa.errors import ConfigError
 
-DecoderName = Literal["vanilla", "fast-dllm", "d2f", "lopa"]
+DecoderName = Literal["vanilla", "fast-dllm", "sdar", "d2f", "lopa"]
 WindowName = Literal["canvas", "blocks", "pipeline"]
 RankingName = Literal["max_prob", "margin", "neg_entropy"]
 ScoreName = Literal["mean", "window", "segment", "fills"]
 AttentionName = Literal["full", "block"]
 CacheName = Literal["none", "prefix", "dual"]
+OrderName = Literal["confidence", "sequential"]
 
 MAX_BRANCHES = 128
 
@@ -49,6 +50,15 @@ _DECODER_OPTIONS: dict[DecoderName, dict[str, Any]] = {
         "factor": None,
         "steps": None,
     },
+    # A pipeline of one active block (see _FIXED); `steps` a block is block_size unless given.
+    "sdar": {
+        "window": "pipeline",
+        "ranking": "max_prob",
+        "block_size": 4,
+        "threshold": 0.85,
+        "steps": None,
+        "order": "confidence",
+    },
     "d2f": {"window": "pipeline", "ranking": "neg_entropy", "threshold": 0.9},
     "lopa": {
         "window": "pipeline",
@@ -56,6 +66,10 @@ _DECODER_OPTIONS: dict[DecoderName, dict[str, Any]] = {
         "threshold": 0.9,
         **_LOOKAHEAD_OPTIONS,
     },
+}
+# Options of its window that a decoder is defined by, and does not leave to choose.
+_FIXED: dict[str, dict[str, Any]] = {
+    "sdar": {"append_at": 1.0, "activate_at": 1.0, "attention": "block"},
 }
 # What an option the decoder does not use reads as: the value under which it does nothing.
 _NEUTRAL: dict[str, Any] = {
@@ -88,7 +102,8 @@ class DecodeConfig:
     # What is filled in a round.
     threshold: float = _OWN  # τ_conf, compared with max_prob
     factor: float | None = None  # Fast-dLLM's other rule
-    steps: int | None = None  # vanilla's schedule; Fast-dLLM's fixed count
+    steps: int | None = None  # vanilla's schedule; Fast-dLLM's fixed count; SDAR's, a block
+    order: OrderName = _OWN  # SDAR's: the most confident first, or from left to right
 
     # Lookahead.
     branches: int = _OWN  # k lookahead branches beside the anchor; 0 is the plain decoder
@@ -115,24 +130,27 @@ class DecodeConfig:
             _check_choice("window", self.window, WindowName)
             if self.decoder == "lopa":
                 own["window"] = self.window
-        own |= _WINDOW_OPTIONS[own["window"]]
+        own = _WINDOW_OPTIONS[own["window"]] | own
+        fixed = _FIXED.get(self.decoder, {})
+        own = {name: value for name, value in own.items() if name not in fixed}
         if self.decoder == "fast-dllm" and (self.factor is not None or self.steps is not None):
             own["threshold"] = None  # the other two rules take its place
         for name in _OPTIONAL:
-            self._settle(name, own)
-        if self.decoder == "vanilla" and self.steps is None:
-            object.__setattr__(self, "steps", self.max_new_tokens)
+            self._settle(name, own, _NEUTRAL | fixed)
+        if self.decoder in ("vanilla", "sdar") and self.steps is None:
+            every = self.max_new_tokens if self.decoder == "vanilla" else self.block_size
+            object.__setattr__(self, "steps", every)
         one: object = self.stop  # a lone string is welcome too
         object.__setattr__(self, "stop", (one,) if isinstance(one, str) else tuple(self.stop))
         self._check_ranges()
         self._check_together()
 
-    def _settle(self, name: str, own: dict[str, Any]) -> None:
+    def _settle(self, name: str, own: dict[str, Any], unused: dict[str, Any]) -> None:
         """Put the decoder's default in place of a missing value; refuse an unused option."""
         given = getattr(self, name)
         if given is None:
-            object.__setattr__(self, name, own.get(name, _NEUTRAL.get(name)))
-        elif name not in own and given != _NEUTRAL.get(name):
+            object.__setattr__(self, name, own.get(name, unused.get(name)))
+        elif name not in own and given != unused.get(name):
             users = [d for d in get_args(DecoderName) if name in options_of(d)]
             hint = f"; it belongs to {', '.join(users)}" if users else ""
             raise ConfigError(
@@ -152,6 +170,7 @@ class DecodeConfig:
             "score": ScoreName,
             "attention": AttentionName,
             "cache": CacheName,
+            "order": OrderName,
         }
         for name, kind in choices.items():
             if getattr(self, name) is not None:
@@ -183,7 +202,7 @@ class DecodeConfig:
         if self.top_p == 0 or self.score_fraction == 0:
             raise ConfigError("top_p and score_fraction must be above 0")
         rules = [n for n in ("threshold", "factor", "steps") if getattr(self, n) is not None]
-        if len(rules) > 1:
+        if self.decoder == "fast-dllm" and len(rules) > 1:
             raise ConfigError(f"{' and '.join(rules)} are different fill rules: give one of them")
         if self.window == "canvas":
             return
@@ -277,7 +296,8 @@ _NUMBERS = (
 def options_of(decoder: DecoderName, window: WindowName | None = None) -> frozenset[str]:
     """The names of the options that this decoder uses beside those that all of them have."""
     own = _DECODER_OPTIONS[decoder]
-    return frozenset(own) | frozenset(_WINDOW_OPTIONS[window or own["window"]])
+    names = frozenset(own) | frozenset(_WINDOW_OPTIONS[window or own["window"]])
+    return names - frozenset(_FIXED.get(decoder, ()))
 
 
 _OPTIONAL = tuple(

@@ -41,6 +41,7 @@ class Decoder:
         mask_id: int,
         eos_ids: Collection[int],
         shift: bool,  # the model's raw row p − 1 predicts position p
+        aligned: bool = False,  # the model counts blocks from position 0
     ) -> None:
         if len(prompt_ids) == 0:
             raise PromptError("the prompt is empty: give at least one token")
@@ -51,16 +52,18 @@ class Decoder:
         self.eos_ids = frozenset(eos_ids)
         self.shift = shift
         self.prompt = len(prompt_ids)
-        self.window = make_window(self.prompt, config)
-        new = config.blocks * self.window.size
-        self.tokens = np.full(self.prompt + new, mask_id, np.int64)  # the anchor's canvas
+        self.aligned = aligned
+        self.window = make_window(self.prompt, aligned, config)
+        length = self.window.base + self.window.count * self.window.size
+        self.tokens = np.full(length, mask_id, np.int64)  # the anchor's canvas
         self.tokens[: self.prompt] = prompt_ids
         self.ahead: list[Lookahead] = []
         self.has_eos = False
         self.round = 0
         self.finish: FinishReason | None = None
         self._block_round = 0  # rounds spent on the present window of blocks
-        self._masks = np.full(config.blocks, self.window.size, np.int64)  # by block
+        blocks = self.tokens[self.window.base :].reshape(-1, self.window.size)
+        self._masks: IntArray = (blocks == mask_id).sum(axis=1)  # by block
         self._frame: Frame | None = None
         self._plan: Plan | None = None
 
@@ -97,9 +100,9 @@ class Decoder:
         if self.round == self.config.max_rounds:
             self.end("rounds")
             return None
-        size, prompt = self.window.size, self.prompt
+        size, base = self.window.size, self.window.base
         places = [a.position for a in self.ahead]
-        blocks_ahead = np.array([(p - prompt) // size for p in places], np.int64)
+        blocks_ahead = np.array([(p - base) // size for p in places], np.int64)
         eos = [self.has_eos or a.token in self.eos_ids for a in self.ahead] + [self.has_eos]
         frame = self.window.open(self._masks, blocks_ahead, np.array(eos))
         if frame is None:
@@ -115,11 +118,12 @@ class Decoder:
         if frame.ends.min() != end:
             wanted &= np.arange(frame.start, end) < frame.ends[:, None]
         if self.config.window == "blocks":  # the masks behind the block are only context
-            wanted[:, prompt + (frame.first + 1) * size - frame.start :] = False
+            wanted[:, base + (frame.first + 1) * size - frame.start :] = False
         block_ids = None
         if self.config.attention == "block":
-            block_ids = (np.arange(frame.start, end) - prompt) // size + 1
-            block_ids[: max(0, prompt - frame.start)] = 0
+            block_ids = (np.arange(frame.start, end) - (0 if self.aligned else base)) // size
+            if not self.aligned:
+                block_ids[: max(0, base - frame.start)] = -1  # the prompt is one block
         self._frame, self._eos_rows = frame, eos
         self._plan = Plan(
             index=self.round,
@@ -140,7 +144,7 @@ class Decoder:
             raise RuntimeError("advance without a plan")
         config, size = self.config, self.window.size
         # From here on, columns count from the first position that may be filled.
-        left = self.prompt + frame.first * size
+        left = self.window.base + frame.first * size
         view = slice(left - plan.start, left - plan.start + int(frame.blocks.max()) * size)
         masks, max_prob = plan.wanted[:, view], stats.max_prob[:, view]
         ranking = stats.ranking[:, view]
@@ -163,7 +167,7 @@ class Decoder:
         placed = branches[winner].lookahead
         if placed is not None:
             self.tokens[placed.position] = placed.token
-            self._masks[(placed.position - self.prompt) // size] -= 1
+            self._masks[(placed.position - self.window.base) // size] -= 1
         blocks_found = self.window.view(frame, winner, self._masks)
         blocks = int(frame.blocks[winner])
         cut = slice(0, blocks * size)
@@ -213,6 +217,11 @@ class Decoder:
             # With shifted rows a cached window lacks the row that predicts its first position, so
             # Fast-dLLM on Dream fills that position, and nothing else, from the full forward.
             return fill.leftmost(cells)
+        if config.decoder == "sdar":
+            quota = fill.block_quota(config.block_size, self._block_round, config.steps or 1)
+            if config.order == "sequential":
+                return fill.first_count(cells, quota)
+            return fill.quota_or_threshold(cells, quota, config.threshold)
         if config.factor is not None:
             return fill.by_factor(cells, config.factor)
         if config.steps is not None:
@@ -230,6 +239,7 @@ class Decoder:
     def _fills(
         self, positions: IntArray, tokens: IntArray, max_prob: FloatArray, forced: BoolArray
     ) -> list[Fill]:
-        rule: FillKind = "threshold" if self.config.steps is None else "count"
+        counts = self.config.steps is not None and self.config.decoder != "sdar"
+        rule: FillKind = "count" if counts else "threshold"
         columns = (x.tolist() for x in (positions, tokens, max_prob, forced))
         return [Fill(p, t, m, "forced" if f else rule) for p, t, m, f in zip(*columns, strict=True)]

@@ -74,6 +74,20 @@ def best_count(cells: Cells, count: int) -> Filled:
     return _take(cells, flat[order[:count]])
 
 
+def quota_or_threshold(cells: Cells, quota: int, threshold: float) -> Filled:
+    """SDAR: every mask above the threshold if they fill the quota, else the quota's best."""
+    passed = cells.mask & (cells.max_prob > np.float32(threshold))
+    if passed.sum() >= quota:
+        return Filled(passed, np.zeros_like(passed))
+    best = best_count(cells, quota).chosen
+    return Filled(best, best & ~passed)
+
+
+def first_count(cells: Cells, count: int) -> Filled:
+    """The `count` first masks of the window."""
+    return _take(cells, np.flatnonzero(cells.mask.ravel())[:count])
+
+
 def leftmost(cells: Cells) -> Filled:
     """The first cell alone, whatever its confidence (see `BlockWindow`)."""
     chosen = np.zeros_like(cells.mask)

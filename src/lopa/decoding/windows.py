@@ -32,8 +32,9 @@ class Frame:
 
 
 class Window(Protocol):
-    prompt: int
+    base: int  # where the first block starts: the end of the prompt, or of its whole blocks
     size: int  # block size
+    count: int  # how many blocks there may be
 
     @property
     def end(self) -> int:
@@ -57,10 +58,11 @@ class Window(Protocol):
 class Canvas:
     """Prompt and all new tokens at once, no cache: plain Dream."""
 
-    def __init__(self, prompt: int, config: DecodeConfig) -> None:
-        self.prompt = prompt
+    def __init__(self, base: int, count: int, config: DecodeConfig) -> None:
+        self.base = base
+        self.count = count
         self.size = config.max_new_tokens
-        self.end = prompt + self.size
+        self.end = base + self.size
 
     def open(self, masks: IntArray, ahead: IntArray, eos: BoolArray) -> Frame | None:
         if not masks[0]:
@@ -80,7 +82,7 @@ class Canvas:
         pass
 
     def view(self, frame: Frame, winner: int, masks: IntArray) -> list[BlockView]:
-        return [BlockView(self.prompt, self.end, "active", int(masks[0]))]
+        return [BlockView(self.base, self.end, "active", int(masks[0]))]
 
 
 class BlockWindow:
@@ -92,20 +94,20 @@ class BlockWindow:
     overwrite its slots.
     """
 
-    def __init__(self, prompt: int, config: DecodeConfig) -> None:
-        self.prompt = prompt
+    def __init__(self, base: int, count: int, config: DecodeConfig) -> None:
+        self.base = base
         self.size = config.block_size
-        self.count = config.blocks
+        self.count = count
         self.cache: CacheName = config.cache
         self.current = 0
-        self.end = prompt + self.count * self.size
+        self.end = base + self.count * self.size
         self.fresh = True  # the next round is the first of its block
 
     def open(self, masks: IntArray, ahead: IntArray, eos: BoolArray) -> Frame | None:
         if self.current == self.count:
             return None
         rows = len(eos)
-        left = self.prompt + self.current * self.size
+        left = self.base + self.current * self.size
         start, cached, commit, end = 0, 0, 0, self.end
         if self.cache == "prefix":
             start, cached, commit = (0, 0, left) if self.fresh else (left, left, 0)
@@ -143,10 +145,10 @@ class Pipeline:
     finished (to be cached by the next round), existing.
     """
 
-    def __init__(self, prompt: int, config: DecodeConfig) -> None:
-        self.prompt = prompt
+    def __init__(self, base: int, count: int, config: DecodeConfig) -> None:
+        self.base = base
         self.size = config.block_size
-        self.count = config.blocks
+        self.count = count
         self.append_at = config.append_at
         self.activate_at = config.activate_at
         self.existing = 0
@@ -156,7 +158,7 @@ class Pipeline:
 
     @property
     def end(self) -> int:
-        return self.prompt + self.existing * self.size
+        return self.base + self.existing * self.size
 
     def open(self, masks: IntArray, ahead: IntArray, eos: BoolArray) -> Frame | None:
         rows = len(eos)
@@ -179,10 +181,10 @@ class Pipeline:
         return Frame(
             start=self.cached,
             cached=self.cached,
-            commit=self.prompt + self.finished * self.size - self.cached,
+            commit=self.base + self.finished * self.size - self.cached,
             first=self.finished,
             blocks=existing - self.finished,
-            ends=self.prompt + existing * self.size,
+            ends=self.base + existing * self.size,
             may_force=activated[:, self.finished : last],
         )
 
@@ -196,9 +198,9 @@ class Pipeline:
 
     def view(self, frame: Frame, winner: int, masks: IntArray) -> list[BlockView]:
         views = []
-        if frame.start == 0:
-            views.append(BlockView(0, self.prompt, "to_cache", 0))
-        in_cache = max(0, frame.start - self.prompt) // self.size
+        if frame.start == 0 and self.base:
+            views.append(BlockView(0, self.base, "to_cache", 0))
+        in_cache = max(0, frame.start - self.base) // self.size
         for block in range(in_cache, frame.first):
             views.append(_block_view(self, block, "to_cache", masks))
         for offset in range(int(frame.blocks[winner])):
@@ -207,12 +209,19 @@ class Pipeline:
         return views
 
 
-def make_window(prompt: int, config: DecodeConfig) -> Window:
+def make_window(prompt: int, aligned: bool, config: DecodeConfig) -> Window:
+    """The window behind a prompt. `aligned`: blocks are counted from position 0, so that the
+    first one may begin with the prompt's last tokens."""
     if config.window == "canvas":
-        return Canvas(prompt, config)
-    return (Pipeline if config.window == "pipeline" else BlockWindow)(prompt, config)
+        return Canvas(prompt, 1, config)
+    kind = Pipeline if config.window == "pipeline" else BlockWindow
+    if not aligned:
+        return kind(prompt, config.blocks, config)
+    overlap = prompt % config.block_size
+    count = -(-(overlap + config.max_new_tokens) // config.block_size)
+    return kind(prompt - overlap, count, config)
 
 
 def _block_view(window: Window, block: int, state: BlockState, masks: IntArray) -> BlockView:
-    start = window.prompt + block * window.size
+    start = window.base + block * window.size
     return BlockView(start, start + window.size, state, int(masks[block]))

@@ -149,13 +149,26 @@ class LLM:
         finally:
             session.close()
 
+    def decode_config(self, preset: str | None = None, **given: Any) -> DecodeConfig:
+        """Settings for this model: what is given, else what suits its family."""
+        own = family_named(self.config.family).defaults(self.config, given.get("decoder"))
+        options = own | given
+        return DecodeConfig.preset(preset, **options) if preset else DecodeConfig(**options)
+
     def session(self, prompt: Prompt, config: DecodeConfig | None = None) -> Session:
         """A request to be driven by hand, round by round."""
-        config = config or DecodeConfig()
+        config = config or self.decode_config()
+        family = family_named(self.config.family)
+        family.check(self.config, config)
         ids = self.encode(prompt)
         eos = self.config.eos_ids + (self._turn_ends if config.early_stop else ())
         decoder = Decoder(
-            config, ids, mask_id=self.config.mask_id, eos_ids=eos, shift=self.config.shift
+            config,
+            ids,
+            mask_id=self.config.mask_id,
+            eos_ids=eos,
+            shift=self.config.shift,
+            aligned=self.config.trained_block is not None,
         )
         if len(decoder.tokens) > self.config.max_positions:
             raise PromptError(
@@ -175,10 +188,12 @@ class LLM:
     ) -> Tensor:
         """Raw logits [tokens, vocab] of one sequence, no cache, not shifted, in fp32.
 
-        Under `block` attention the first `prompt_len` tokens are block 0.
+        Under `block` attention the first `prompt_len` tokens are block 0; models that count blocks
+        from position 0 need no `prompt_len`.
         """
-        if attention == "block" and (prompt_len is None or block_size is None):
-            raise ConfigError("block attention needs prompt_len and block_size")
+        aligned = self.config.trained_block is not None
+        if attention == "block" and (block_size is None or (prompt_len is None and not aligned)):
+            raise ConfigError("block attention needs block_size, and prompt_len for this model")
         return raw_logits(
             self.model, self._checked(token_ids), attention, prompt_len or 0, block_size or 1
         )

@@ -244,6 +244,8 @@ def raw_logits(
     mask = None
     if kind == "block":
         blocks = torch.where(positions < prompt_len, -1, (positions - prompt_len) // block_size)
+        if model.config.trained_block is not None:  # counted from position 0
+            blocks = positions // block_size
         mask = (blocks[None, :] <= blocks[:, None])[None]
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from lopa.config import DecodeConfig
 from lopa.decoding.decoder import Decoder
 from lopa.engine.runner import Runner
 from lopa.errors import ConfigError
-from lopa.models.tokenizer import StreamDecoder, Tokenizer
+from lopa.models.stream_decoder import StreamDecoder
+from lopa.models.tokenizer import Tokenizer
 from lopa.sequence import FinishReason, Plan, Round, Trace
 
 
@@ -181,6 +182,8 @@ class Session:
         counted = first + 1 if first is not None and first < settled else settled
         if self._stopped_at is not None:
             counted = self._taken
+        if config.early_stop:  # blocks counted from position 0 may go beyond what was asked for
+            counted = min(counted, config.max_new_tokens)
         token_ids = generated[: counted if config.early_stop or config.stop else settled]
         text = self._text
         if self._stream is not None and self._stopped_at is None:

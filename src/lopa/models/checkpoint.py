@@ -7,12 +7,15 @@ is merged with its neighbours or cast.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from lopa.errors import CheckpointError
@@ -42,14 +45,20 @@ def load(
 ) -> Transformer:
     """The folder's weights, with the adapter merged, as a transformer in `dtype` on `device`."""
     family = family_named(config.family)
+    files = _files(folder)
     targets = family.weight_targets(config)
+    tied = replace(config, tied_head=True)
+    if not config.tied_head and files.keys().isdisjoint(
+        targets.keys() - family.weight_targets(tied).keys()
+    ):
+        config, targets = tied, family.weight_targets(tied)  # no head in the files: it is shared
     lora = Lora.read(adapter, targets) if adapter else None
-    files = _locate(folder, targets, family)
+    _check_names(folder, files, targets, family)
     model = empty(config, device, dtype)
     parameters = dict(model.named_parameters())
     done = 0
-    for path in sorted(set(files.values())):
-        keys = [key for key, file in files.items() if file == path]
+    for path in sorted({files[key] for key in targets}):
+        keys = [key for key in targets if files[key] == path]
         for key, tensor in _read(path, keys, targets):
             if lora is not None:
                 tensor = lora.apply(key, tensor, device)
@@ -83,6 +92,18 @@ def dummy(
     return model.eval()
 
 
+def write_tiny(family: Family, folder: Path) -> None:
+    """A checkpoint of random weights, a few kilobytes, in the family's own layout."""
+    config = family.read_config(family.tiny)
+    model = dummy(config, device=torch.device("cpu"), dtype=torch.float32, seed=0)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {key: tensor.contiguous() for key, tensor in tensors(model).items()},
+        folder / "model.safetensors",
+    )
+    (folder / "config.json").write_text(json.dumps(dict(family.tiny), indent=2) + "\n")
+
+
 def tensors(model: Transformer) -> dict[str, Tensor]:
     """The model's weights under its family's own names, as views: what a checkpoint holds."""
     parameters = dict(model.named_parameters())
@@ -98,8 +119,8 @@ def _place(parameters: dict[str, torch.nn.Parameter], target: Target, tensor: Te
     rows.copy_(tensor)
 
 
-def _locate(folder: Path, targets: dict[str, Target], family: Family) -> dict[str, Path]:
-    """Which file holds each tensor; every one that is needed, and none that is not known."""
+def _files(folder: Path) -> dict[str, Path]:
+    """Which file holds each tensor, by the index or the one file there is."""
     index = folder / "model.safetensors.index.json"
     single = folder / "model.safetensors"
     if index.exists():
@@ -120,6 +141,13 @@ def _locate(folder: Path, targets: dict[str, Target], family: Family) -> dict[st
         )
         hint = f" ({others[0]} is not read: convert it to safetensors)" if others else ""
         raise CheckpointError(f"{folder} holds no model.safetensors{hint}")
+    return files
+
+
+def _check_names(
+    folder: Path, files: dict[str, Path], targets: dict[str, Target], family: Family
+) -> None:
+    """Every tensor that is needed is there, and none that is not known."""
     missing = [key for key in targets if key not in files]
     if missing:
         raise CheckpointError(
@@ -137,7 +165,6 @@ def _locate(folder: Path, targets: dict[str, Target], family: Family) -> dict[st
             f"{folder}: tensor {unknown[0]} is not part of a {family.name} model with this "
             "config.json: running without it would give wrong results"
         )
-    return {key: files[key] for key in targets}
 
 
 def _read(path: Path, keys: list[str], targets: dict[str, Target]) -> Iterator[tuple[str, Tensor]]:

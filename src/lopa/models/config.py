@@ -25,6 +25,9 @@ class ModelConfig:
     mask_id: int
     eos_ids: tuple[int, ...]
     dtype: str = "float32"  # the checkpoint's own
+    # Block-causal models: the block they were trained with, counted from position 0, prompt
+    # included. None: attention is full, or blocks are counted from the end of the prompt.
+    trained_block: int | None = None
 
     @property
     def parameters(self) -> int:

@@ -7,70 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 from lopa.models.config import ModelConfig
-from lopa.models.family import (
-    Family,
-    Target,
-    dtype_name,
-    merged_targets,
-    refuse,
-    require,
-    token_ids,
-)
-
-_LAYER = "model.layers.{i}."
-_NAMES = {
-    "embedding": "model.embed_tokens.weight",
-    "norm": "model.norm.weight",
-    "head": "lm_head.weight",
-    "attention_norm": _LAYER + "input_layernorm.weight",
-    "feed_forward_norm": _LAYER + "post_attention_layernorm.weight",
-    "q": _LAYER + "self_attn.q_proj.weight",
-    "k": _LAYER + "self_attn.k_proj.weight",
-    "v": _LAYER + "self_attn.v_proj.weight",
-    "q_bias": _LAYER + "self_attn.q_proj.bias",
-    "k_bias": _LAYER + "self_attn.k_proj.bias",
-    "v_bias": _LAYER + "self_attn.v_proj.bias",
-    "o": _LAYER + "self_attn.o_proj.weight",
-    "gate": _LAYER + "mlp.gate_proj.weight",
-    "up": _LAYER + "mlp.up_proj.weight",
-    "down": _LAYER + "mlp.down_proj.weight",
-}
+from lopa.models.family import Family, require
+from lopa.models.qwen import TINY, qwen_config, weight_targets
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
-    refuse(
+    return qwen_config(
         raw,
-        {
-            "rope_scaling": (None,),
-            "use_sliding_window": (None, False),
-            "hidden_act": ("silu",),
-        },
-    )
-    hidden, heads = require(raw, "hidden_size"), require(raw, "num_attention_heads")
-    return ModelConfig(
         family=FAMILY.name,
-        vocab_size=require(raw, "vocab_size"),
-        hidden_size=hidden,
-        layers=require(raw, "num_hidden_layers"),
-        heads=heads,
-        kv_heads=require(raw, "num_key_value_heads"),
-        head_dim=raw.get("head_dim") or hidden // heads,
-        intermediate_size=require(raw, "intermediate_size"),
-        norm_eps=require(raw, "rms_norm_eps", float),
-        rope_theta=require(raw, "rope_theta", float),
-        max_positions=require(raw, "max_position_embeddings"),
         qkv_bias=True,
         qk_norm=False,
-        tied_head=bool(raw.get("tie_word_embeddings", False)),
         shift=True,
         mask_id=require(raw, "mask_token_id"),
-        eos_ids=token_ids(raw.get("eos_token_id")),
-        dtype=dtype_name(raw),
     )
-
-
-def weight_targets(config: ModelConfig) -> dict[str, Target]:
-    return merged_targets(config, _NAMES)
 
 
 _DREAM_7B = ModelConfig(
@@ -100,6 +49,7 @@ FAMILY = Family(
     model_types=("Dream",),
     read_config=read_config,
     weight_targets=weight_targets,
+    decoders=("vanilla", "fast-dllm", "d2f", "lopa"),
     # Instruct models end a turn with <|im_end|>; DiffuCoder-Instruct pads with <|dlm_pad|>.
     turn_ends=("<|im_end|>", "<|dlm_pad|>"),
     hub_ids=(
@@ -116,6 +66,7 @@ FAMILY = Family(
         "SJTU-Deng-Lab/D2F_Dream_Instruct_7B_Lora",
         "SJTU-Deng-Lab/D2F_DiffuCoder_Instruct_7B_Lora",
     ),
+    verified="logits, caches and vanilla, D2F and LoPA runs of the published code, on tiny weights",
     shapes={
         "dream-7b": _DREAM_7B,
         "dream-1b": replace(
@@ -137,4 +88,5 @@ FAMILY = Family(
             dtype="float32",
         ),
     },
+    tiny=TINY | {"architectures": ["DreamModel"], "model_type": "Dream", "mask_token_id": 258},
 )

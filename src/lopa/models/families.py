@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from lopa.errors import CheckpointError
-from lopa.models import dream, llada
+from lopa.models import dream, fast_dllm_v2, llada, sdar
 from lopa.models.config import ModelConfig
 from lopa.models.family import Family
 
-FAMILIES: tuple[Family, ...] = (dream.FAMILY, llada.FAMILY)
+FAMILIES: tuple[Family, ...] = (dream.FAMILY, llada.FAMILY, sdar.FAMILY, fast_dllm_v2.FAMILY)
 
 
 def family_of(raw: Mapping[str, Any]) -> Family:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lopa.errors import CheckpointError
+from lopa.config import DecodeConfig, DecoderName
+from lopa.errors import CheckpointError, ConfigError
 from lopa.models.config import ModelConfig
 
 
@@ -30,13 +31,37 @@ class Family:
     model_types: tuple[str, ...]
     read_config: Callable[[Mapping[str, Any]], ModelConfig]
     weight_targets: Callable[[ModelConfig], dict[str, Target]]
+    decoders: tuple[DecoderName, ...]  # those that make sense for it
     # Tokens that end an answer beside the config's eos, when the tokenizer has them.
     turn_ends: tuple[str, ...] = ()
     hub_ids: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
+    verified: str = ""  # against what it was checked
     # Tensors that checkpoints carry although they follow from the config.
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
     shapes: Mapping[str, ModelConfig] = field(default_factory=dict)  # for dummy:NAME
+    tiny: Mapping[str, Any] = field(default_factory=dict)  # config.json of a few kilobytes' model
+
+    def defaults(self, config: ModelConfig, decoder: DecoderName | None) -> dict[str, Any]:
+        """Settings that suit this model, where a request does not say otherwise."""
+        if config.trained_block is None:
+            return {}
+        chosen = decoder or self.decoders[0]
+        attention = {} if chosen == "sdar" else {"attention": "block"}
+        return {"decoder": chosen, "block_size": config.trained_block, **attention}
+
+    def check(self, config: ModelConfig, settings: DecodeConfig) -> None:
+        """Refuse settings under which this model would give wrong results."""
+        if settings.decoder not in self.decoders:
+            raise ConfigError(
+                f"the {settings.decoder} decoder does not fit {self.name} models: "
+                f"use {', '.join(self.decoders)}"
+            )
+        block_causal = settings.window == "pipeline" and settings.attention == "block"
+        if config.trained_block is not None and not block_causal:
+            raise ConfigError(
+                f"{self.name} models are block-causal: use attention block on the pipeline window"
+            )
 
 
 def require(raw: Mapping[str, Any], name: str, kind: type = int) -> Any:

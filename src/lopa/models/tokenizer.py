@@ -1,4 +1,4 @@
-"""Text to token ids and back, chats to token ids, and text out of a growing list of ids.
+"""Text to token ids and back, and chats to token ids.
 
 Text is either ordinary (a user's) or trusted (written by a chat template). In ordinary text the
 string of an added token such as <|im_end|> is just characters, so a prompt cannot forge the
@@ -6,13 +6,12 @@ structure of a conversation. Two tokenizers of the `tokenizers` library are kept
 knows the added tokens and one that does not: the library's own switch (`encode_special_tokens`) is
 mutable state shared between threads, and ignores added tokens that are not marked special.
 
-Non-goals: SentencePiece and WordPiece files without a tokenizer.json, training, padding,
-truncation, and adding a BOS of its own (a template writes it where the model wants one).
+Non-goals: training, padding, truncation, and adding a BOS of its own (a template writes it where
+the model wants one).
 """
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 import secrets
@@ -23,34 +22,22 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from lopa.errors import CheckpointError, PromptError
+from lopa.models.tokenizer_files import (
+    added_token,
+    byte_level_part,
+    byte_level_spec,
+    read_tokenizer_files,
+)
 
 if TYPE_CHECKING:
     from lopa.models.chat import ChatTemplate
 
-# Any of these makes a folder one that should hold a whole tokenizer.
-_FILES = (
-    "tokenizer.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "vocab.txt",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-)
-_NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-_QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_MARKUP = re.compile(r"<.+>|\[.+\]")
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how byte-fallback vocabularies spell a byte
 
 
@@ -72,6 +59,7 @@ class Tokenizer:
     vocab_size     one past the largest id (ids between may be unused; a model's embedding may
                    have more rows)
     special_ids    tokens that are structure, never text: `decode` leaves them out
+    is_byte_level  the vocabulary spells bytes, so `decode` is UTF-8 of `to_bytes`
     chat_template  the jinja2 source `chat` renders, or None
     """
 
@@ -109,7 +97,7 @@ class Tokenizer:
             and token["id"] != unknown
             and (token["special"] or _encode(self._plain, token["content"]).ids != [token["id"]])
         )
-        self._byte_level = _is_byte_level(spec.get("decoder"))
+        self.is_byte_level: bool = _is_byte_level(spec.get("decoder"))
 
         strings = set(self._names.values())
         if chat_template is None and {"<|im_start|>", "<|im_end|>"} <= strings:
@@ -122,41 +110,17 @@ class Tokenizer:
     def from_folder(cls, folder: Path) -> Tokenizer | None:
         """The tokenizer of a model folder; None when it holds no tokenizer file at all.
 
-        tokenizer.json, or vocab.json + merges.txt (byte-level BPE as Qwen2, Dream and GPT-2 have
-        it), each with the added tokens of tokenizer_config.json and added_tokens.json. Ids are
-        those of the files. CheckpointError on files that are damaged, missing or at odds.
+        CheckpointError on files that are damaged, missing or at odds (see tokenizer_files).
         """
-        present = [name for name in _FILES if (folder / name).is_file()]
-        if not present:
+        files = read_tokenizer_files(folder)
+        if files is None:
             return None
-        config = _read_object(folder / "tokenizer_config.json")
-        if "tokenizer.json" in present:
-            source = "tokenizer.json"
-            spec = _read_object(folder / source)
-        elif "vocab.json" in present or "merges.txt" in present:
-            source = "vocab.json"
-            spec = _spec_from_vocab(folder, config)
-        else:
-            raise CheckpointError(
-                f"{present[0]}: there is no vocabulary beside it that can be read; "
-                "add tokenizer.json, or vocab.json and merges.txt"
-            )
-        model = spec.get("model")
-        if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
-            raise CheckpointError(f"{source}: it holds no vocabulary; download the file again")
-        special = {**_read_object(folder / "special_tokens_map.json"), **config}
-        named = {
-            f"{name}_token": text
-            for name in _NAMED
-            if (text := _token_text(special.get(f"{name}_token"))) is not None
-        }
-        more = special.get("additional_special_tokens")
-        extra = [_token_text(item) for item in more] if isinstance(more, list) else []
-        spec["added_tokens"] = _added_tokens(
-            spec, source, config, folder, {*named.values(), *filter(None, extra)}
+        return cls(
+            files.spec,
+            source=files.source,
+            chat_template=files.chat_template,
+            named=files.named,
         )
-        template = _read_template(folder, config)
-        return cls(spec, source=source, chat_template=template, named=named)
 
     @classmethod
     def byte_level(cls, specials: Mapping[str, int]) -> Tokenizer:
@@ -164,9 +128,8 @@ class Tokenizer:
         ids = list(specials.values())
         if len(set(ids)) != len(ids) or any(i < 256 for i in ids) or "" in specials:
             raise ValueError("special tokens need distinct ids from 256 up and non-empty names")
-        vocab = {char: byte for byte, char in _CHAR_OF_BYTE.items()}
-        spec = _byte_level_spec(vocab, [], None, [_byte_level_part(False)])
-        spec["added_tokens"] = [_added(text, i, {}) for text, i in specials.items()]
+        spec = byte_level_spec(_BYTE_OF_CHAR, [], None, [byte_level_part(False)])
+        spec["added_tokens"] = [added_token(text, i, {}) for text, i in specials.items()]
         return cls(spec, source="byte-level tokenizer")
 
     def encode(self, text: str, specials: bool = False) -> list[int]:
@@ -196,9 +159,26 @@ class Tokenizer:
 
         Bytes that are not UTF-8 become U+FFFD.
         """
-        if self._byte_level:
-            return self._bytes(ids).decode("utf-8", "replace")
-        return self._full.decode(self._visible(ids), skip_special_tokens=True)
+        if self.is_byte_level:
+            return self.to_bytes(ids).decode("utf-8", "replace")
+        return self._full.decode(self.visible(ids), skip_special_tokens=True)
+
+    def visible(self, ids: Sequence[int]) -> list[int]:
+        """`ids` without special tokens and ids outside the vocabulary."""
+        return [i for i in ids if i not in self.special_ids and self._token(i) is not None]
+
+    def to_bytes(self, ids: Sequence[int]) -> bytes:
+        """The bytes of a byte-level vocabulary's visible tokens."""
+        parts = []
+        for i in ids:
+            name = None if i in self.special_ids else self._token(i)
+            if name is not None:
+                parts.append(name.encode() if i in self._names else _token_bytes(name))
+        return b"".join(parts)
+
+    def is_byte(self, token_id: int) -> bool:
+        """Whether the token is one byte of a byte-fallback vocabulary, as in Llama 2."""
+        return _BYTE_PIECE.fullmatch(self._token(token_id) or "") is not None
 
     def piece(self, token_id: int) -> str:
         """How one token is shown to a person: added tokens by name, unknown ids as ⟨id⟩.
@@ -211,7 +191,7 @@ class Tokenizer:
             return f"⟨{token_id}⟩"
         if token_id in self._names:
             return name
-        if self._byte_level:
+        if self.is_byte_level:
             return _token_bytes(name).decode("utf-8", "replace")
         if byte := _BYTE_PIECE.fullmatch(name):
             return bytes([int(byte[1], 16)]).decode("utf-8", "replace")
@@ -225,7 +205,7 @@ class Tokenizer:
             encoded = text.encode()
         except UnicodeEncodeError:  # a lone surrogate is in no vocabulary
             return None
-        if self._byte_level:
+        if self.is_byte_level:
             forms = ["".join(_CHAR_OF_BYTE[byte] for byte in encoded), text]
         else:
             forms = [text, text.replace(" ", "▁")]
@@ -310,64 +290,6 @@ class Tokenizer:
             return None
         return self._full.id_to_token(token_id)
 
-    def _visible(self, ids: Sequence[int]) -> list[int]:
-        return [i for i in ids if i not in self.special_ids and self._token(i) is not None]
-
-    def _bytes(self, ids: Sequence[int]) -> bytes:
-        """The bytes of a byte-level vocabulary's visible tokens."""
-        parts = []
-        for i in ids:
-            name = None if i in self.special_ids else self._token(i)
-            if name is not None:
-                parts.append(name.encode() if i in self._names else _token_bytes(name))
-        return b"".join(parts)
-
-
-class StreamDecoder:
-    """The text of a list of ids that only grows, given out piece by piece.
-
-    The outputs of push and flush together are `decode` of all the ids; no output ends inside a
-    character. The work of a push depends on the new ids and what is held back, not on the whole
-    list. Not thread-safe. Ids that are later replaced are not its business: push settled ones.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        # For vocabularies that are not byte-level: the last token given out, whose presence
-        # decides how the next one is spaced, then the tokens held back.
-        self._window: list[int] = []
-        self._given = 0  # characters of the window's text that are out
-
-    def push(self, ids: Sequence[int]) -> str:
-        """The text that `ids` complete; may be empty."""
-        if self._tokenizer._byte_level:
-            return self._utf8.decode(self._tokenizer._bytes(ids))
-        self._window += self._tokenizer._visible(ids)
-        return self._settle(final=False)
-
-    def flush(self) -> str:
-        """What is still held back, incomplete characters as U+FFFD. A push after it starts anew."""
-        if self._tokenizer._byte_level:
-            return self._utf8.decode(b"", True)
-        text = self._settle(final=True)
-        self._window, self._given = [], 0
-        return text
-
-    def _settle(self, final: bool) -> str:
-        if not self._window:
-            return ""
-        text = self._tokenizer.decode(self._window)
-        # A run of byte tokens is decoded as a whole, so one bad byte changes the characters
-        # before it: wait for the run to end.
-        last = self._tokenizer._token(self._window[-1]) or ""
-        if not final and (text.endswith("\ufffd") or _BYTE_PIECE.fullmatch(last)):
-            return ""
-        new = text[self._given :]
-        self._window = self._window[-1:]
-        self._given = len(self._tokenizer.decode(self._window))
-        return new
-
 
 def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
     try:
@@ -449,204 +371,3 @@ def _is_byte_level(decoder: Any) -> bool:
     if decoder.get("type") == "Sequence":
         return [_is_byte_level(part) for part in decoder.get("decoders", [])] == [True]
     return decoder.get("type") == "ByteLevel"
-
-
-def _byte_level_part(use_regex: bool, prefix_space: bool = False) -> dict[str, Any]:
-    return {
-        "type": "ByteLevel",
-        "add_prefix_space": prefix_space,
-        "trim_offsets": False,
-        "use_regex": use_regex,
-    }
-
-
-def _byte_level_spec(
-    vocab: Mapping[str, int],
-    merges: Sequence[Sequence[str]],
-    normalizer: Mapping[str, Any] | None,
-    split: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:
-    """The content of a tokenizer.json for byte-level BPE."""
-    return {
-        "version": "1.0",
-        "added_tokens": [],
-        "normalizer": normalizer,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(split)},
-        "post_processor": None,
-        "decoder": _byte_level_part(False),
-        "model": {"type": "BPE", "vocab": dict(vocab), "merges": [list(pair) for pair in merges]},
-    }
-
-
-def _spec_from_vocab(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What tokenizer.json would say, from vocab.json and merges.txt."""
-    for have, lack in (("vocab.json", "merges.txt"), ("merges.txt", "vocab.json")):
-        if not (folder / lack).is_file():
-            raise CheckpointError(f"{have}: {lack} is missing beside it; download {lack} too")
-    vocab = _read_object(folder / "vocab.json")
-    owners: dict[int, str] = {}
-    for token, i in vocab.items():
-        if not isinstance(i, int) or isinstance(i, bool) or i < 0 or i in owners:
-            raise CheckpointError(
-                f"vocab.json: token {token!r} has no id of its own ({i!r}); download the file again"
-            )
-        owners[i] = token
-    merges = []
-    for number, line in enumerate(_read_text(folder / "merges.txt").split("\n"), start=1):
-        line = line.rstrip("\r")
-        if not line or (number == 1 and line.startswith("#version")):
-            continue
-        pair = line.split(" ")
-        if len(pair) != 2:
-            raise CheckpointError(
-                f"merges.txt: line {number} is not two tokens; download the file again"
-            )
-        for token in (*pair, "".join(pair)):
-            if token not in vocab:
-                raise CheckpointError(
-                    f"merges.txt: line {number} needs {token!r}, which vocab.json lacks; "
-                    "download both files again"
-                )
-        merges.append(pair)
-
-    prefix_space = config.get("add_prefix_space") is True
-    name = str(config.get("tokenizer_class") or "Qwen2Tokenizer")
-    if name.startswith("GPT2"):
-        return _byte_level_spec(vocab, merges, None, [_byte_level_part(True, prefix_space)])
-    if not name.startswith(("Qwen2", "Dream")):
-        # How text is split is not in these files; guessing would give wrong tokens silently.
-        raise CheckpointError(
-            f"tokenizer_config.json: {name} is not known from vocab.json and merges.txt alone; "
-            "add a tokenizer.json"
-        )
-    split = {
-        "type": "Split",
-        "pattern": {"Regex": _QWEN2_SPLIT},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-    parts = [split, _byte_level_part(False, prefix_space)]
-    return _byte_level_spec(vocab, merges, {"type": "NFC"}, parts)
-
-
-def _added(content: str, token_id: int, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """One entry of tokenizer.json's added_tokens; special unless `flags` say otherwise."""
-    special = flags.get("special") is not False
-    return {
-        "id": token_id,
-        "content": content,
-        "single_word": flags.get("single_word") is True,
-        "lstrip": flags.get("lstrip") is True,
-        "rstrip": flags.get("rstrip") is True,
-        "normalized": flags.get("normalized", not special) is True,
-        "special": special,
-    }
-
-
-def _added_tokens(
-    spec: Mapping[str, Any],
-    source: str,
-    config: Mapping[str, Any],
-    folder: Path,
-    named: set[str],
-) -> list[dict[str, Any]]:
-    """The added tokens all files together name; CheckpointError where they contradict.
-
-    `named` are the strings the configuration calls bos, eos, …: special if files list them as
-    added tokens or, for a vocabulary that holds its own (GPT-2), if they look like markup; some
-    checkpoints pad with an ordinary word, which must stay one.
-    """
-    claims: list[tuple[str, Any, Any, Mapping[str, Any]]] = []  # file, content, id, flags
-    for item in _typed(spec.get("added_tokens") or [], list, source, "added_tokens"):
-        entry = _typed(item, dict, source, "added_tokens")
-        claims.append((source, entry.get("content"), entry.get("id"), entry))
-    file = "tokenizer_config.json"
-    decoder = _typed(config.get("added_tokens_decoder") or {}, dict, file, "added_tokens_decoder")
-    for key, item in decoder.items():
-        entry = _typed(item, dict, file, "added_tokens_decoder")
-        i = int(key) if key.isascii() and key.isdigit() else key
-        claims.append((file, entry.get("content"), i, entry))
-    for content, i in _read_object(folder / "added_tokens.json").items():
-        claims.append(("added_tokens.json", content, i, {}))
-
-    vocab = spec["model"]["vocab"]
-    if isinstance(vocab, list):  # Unigram: [[piece, score], …], numbered by place
-        places = ((item[0], i) for i, item in enumerate(vocab) if isinstance(item, list) and item)
-        vocab = {piece: i for piece, i in places if isinstance(piece, str)}
-    # Ids that are not numbers are left for the library to refuse, with the place in the file.
-    ids: dict[str, int] = {token: i for token, i in vocab.items() if isinstance(i, int)}
-    owners = {i: token for token, i in ids.items()}
-    found: dict[str, dict[str, Any]] = {}
-    for file, content, i, flags in claims:
-        if not isinstance(content, str) or not content or type(i) is not int or i < 0:
-            raise CheckpointError(
-                f"{file}: added token {content!r} has id {i!r}; a name and a number are needed, "
-                "download the file again"
-            )
-        if ids.setdefault(content, i) != i or owners.setdefault(i, content) != content:
-            other = f"{owners[i]!r} has id {i}" if i in owners else f"it has id {ids[content]}"
-            raise CheckpointError(
-                f"{file}: added token {content!r} has id {i}, but elsewhere {other}; "
-                "download the tokenizer files again"
-            )
-        found.setdefault(content, _added(content, i, flags))
-    for content in named & ids.keys():
-        if content in found:
-            found[content]["special"] = True
-        elif _MARKUP.fullmatch(content):
-            found[content] = _added(content, ids[content], {})
-    return list(found.values())
-
-
-def _token_text(value: Any) -> str | None:
-    """A token in tokenizer_config.json: its string, or an object that holds it."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) and value else None
-
-
-def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return _read_text(path)
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if _is_object(item)}
-        template = named.get("default")
-    if template is not None and not isinstance(template, str):
-        raise CheckpointError(
-            "tokenizer_config.json: chat_template is not text; mend it or add chat_template.jinja"
-        )
-    return template
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _typed(value: Any, kind: type, file: str, what: str) -> Any:
-    if not isinstance(value, kind):
-        raise CheckpointError(f"{file}: {what} is malformed; download the file again")
-    return value
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            f"{path.name}: cannot be read as text ({error}); download the file again"
-        ) from error
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; {} when there is no such file."""
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path.name}: not valid JSON ({error}); download the file again"
-        ) from error
-    return dict(_typed(value, dict, path.name, "the content"))

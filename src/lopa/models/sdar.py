@@ -1,0 +1,56 @@
+"""SDAR 1.7B, 4B, 8B (dense): Qwen3's layout with QK norm, block diffusion in small blocks.
+
+Block-causal with blocks counted from position 0, prompt included; rows are not shifted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lopa.models.config import ModelConfig
+from lopa.models.family import Family
+from lopa.models.qwen import TINY, qwen_config, weight_targets
+
+# Where config.json does not say. Checkpoints trained with larger blocks have it in their name only
+# (-b8 … -b64): give block_size with the request.
+_BLOCK, _MASK_ID = 4, 151669
+
+
+def read_config(raw: Mapping[str, Any]) -> ModelConfig:
+    return qwen_config(
+        raw,
+        family=FAMILY.name,
+        qkv_bias=bool(raw.get("attention_bias", False)),
+        qk_norm=True,
+        shift=False,
+        mask_id=raw.get("mask_token_id") or _MASK_ID,
+        trained_block=raw.get("block_size") or _BLOCK,
+    )
+
+
+FAMILY = Family(
+    name="sdar",
+    architectures=("SDARForCausalLM",),
+    model_types=("sdar",),
+    read_config=read_config,
+    weight_targets=weight_targets,
+    decoders=("sdar", "d2f", "lopa"),
+    turn_ends=("<|im_end|>",),
+    hub_ids=(
+        "JetLM/SDAR-1.7B-Chat",
+        "JetLM/SDAR-4B-Chat",
+        "JetLM/SDAR-8B-Chat",
+    ),
+    verified="logits, caches and static, dynamic, sequential runs of the published code, on tiny "
+    "weights",
+    tiny=TINY
+    | {
+        "architectures": ["SDARForCausalLM"],
+        "model_type": "sdar",
+        "head_dim": 32,  # not hidden / heads, as in SDAR-4B
+        "attention_bias": False,
+        "block_size": 4,
+        "mask_token_id": 258,
+    },
+)
