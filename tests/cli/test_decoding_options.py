@@ -27,8 +27,11 @@ def test_every_field_has_an_option(run: Run, monkeypatch: pytest.MonkeyPatch) ->
 def test_help_shows_the_defaults_in_force() -> None:
     assert default_of("branches") == f"lopa {DecodeConfig().branches}"
     assert default_of("max_new_tokens") == str(DecodeConfig().max_new_tokens)
-    assert default_of("threshold") == f"fast-dllm, d2f, lopa {DecodeConfig().threshold}"
-    assert default_of("ranking") == "vanilla, d2f, lopa neg_entropy; fast-dllm max_prob"
+    sdar = DecodeConfig(decoder="sdar").threshold
+    assert (
+        default_of("threshold") == f"fast-dllm, d2f, lopa {DecodeConfig().threshold}; sdar {sdar}"
+    )
+    assert default_of("ranking") == "vanilla, d2f, lopa neg_entropy; fast-dllm, sdar max_prob"
     assert default_of("factor") == default_of("max_rounds") == default_of("stop") == ""
 
 
@@ -49,8 +52,10 @@ def test_only_what_is_given_is_passed_on() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets(name: str) -> None:
-    assert decode_config({}, name) == DecodeConfig.preset(name)
-    assert decode_config({"branches": 3}, name) == DecodeConfig.preset(name, branches=3)
+    assert decode_config("dummy:dream-tiny", {}, name) == DecodeConfig.preset(name)
+    assert decode_config("dummy:dream-tiny", {"branches": 3}, name) == DecodeConfig.preset(
+        name, branches=3
+    )
 
 
 # One run for each decoder, together giving every option once.

@@ -63,3 +63,16 @@ def test_doctor_finds_a_broken_model(
     result = run("doctor", "--json")
     assert result.code == 1
     assert "model.safetensors" in json.loads(result.out)["broken"][0]
+
+
+def test_make_tiny(run: Run, tmp_path: Path) -> None:
+    for family in FAMILIES:
+        folder = tmp_path / family.name
+        assert run("models", "make-tiny", family.name, str(folder)).code == 0
+        short = ("--max-new-tokens", "8", "--block-size", "4", "--json")
+        result = run("generate", "5 6 7", "--model", str(folder), *short)
+        found = json.loads(result.out)
+        assert found["decoder"] in family.decoders
+        assert len(found["token_ids"]) == found["tokens"] > 0
+    assert "exists already" in run("models", "make-tiny", "dream", str(tmp_path)).error
+    assert "choose from dream, llada" in run("models", "make-tiny", "gpt", "x").error

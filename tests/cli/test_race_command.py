@@ -14,8 +14,10 @@ from lopa.cli import race as command
 from lopa.cli.race import Excerpt, Lane, Track, configurations, example
 from lopa.cli.watch import Answer
 from lopa.errors import ConfigError
+from lopa.models.checkpoint import model_config
 
 ALL = ["vanilla", "fast-dllm", "d2f", "lopa"]
+DREAM = model_config("dummy:dream-tiny")
 
 
 def test_json(run: Run) -> None:
@@ -55,21 +57,23 @@ def test_the_built_in_model_gets_a_problem_it_knows() -> None:
 
 def test_options_go_to_those_who_use_them() -> None:
     given = {"branches": 3, "threshold": 0.5, "steps": 8, "max_new_tokens": 64, "block_size": 16}
-    vanilla, d2f, lopa = configurations(["vanilla", "d2f", "lopa"], given)
+    vanilla, d2f, lopa = configurations(["vanilla", "d2f", "lopa"], given, None, DREAM)
     assert vanilla == DecodeConfig(decoder="vanilla", max_new_tokens=64, steps=8)
     assert d2f == DecodeConfig(decoder="d2f", max_new_tokens=64, block_size=16, threshold=0.5)
     assert (lopa.branches, lopa.threshold, lopa.block_size) == (3, 0.5, 16)
 
 
 def test_window_is_lopas_alone() -> None:
-    configs = configurations(ALL, {"window": "blocks", "cache": "prefix", "attention": "block"})
+    configs = configurations(
+        ALL, {"window": "blocks", "cache": "prefix", "attention": "block"}, None, DREAM
+    )
     assert [config.window for config in configs] == ["canvas", "blocks", "pipeline", "blocks"]
     assert [config.cache for config in configs] == ["none", "prefix", "none", "prefix"]
     assert configs[2].attention == "block"
 
 
 def test_a_preset_gives_each_what_it_can_take() -> None:
-    configs = configurations(ALL, {"max_new_tokens": 64}, "humaneval")
+    configs = configurations(None, {"max_new_tokens": 64}, "humaneval", DREAM)
     assert {config.max_new_tokens for config in configs} == {64}
     assert [config.append_at for config in configs] == [None, None, 0.3, 0.3]
     assert configs[3] == DecodeConfig.preset("humaneval", max_new_tokens=64)
@@ -83,12 +87,13 @@ def test_a_preset_gives_each_what_it_can_take() -> None:
         (["lopa"], {"steps": 3}, "steps is used by none"),
         (["lopa", "nosuch"], {}, "no decoder 'nosuch'"),
         (["lopa", "lopa"], {}, "named twice"),
+        (["sdar"], {}, "does not fit dream models"),
         (["lopa"], {"max_new_tokens": 30}, "block_size"),
     ],
 )
 def test_refused(decoders: list[str], given: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        configurations(decoders, given)
+        configurations(decoders, given, None, DREAM)
 
 
 def test_errors_are_one_line(run: Run) -> None:
@@ -101,7 +106,7 @@ def test_track(width: int, height: int, abreast: int) -> None:
     llm = LLM("dummy:dream-tiny")
     sessions = [
         llm.session("hello", config)
-        for config in configurations(ALL, {"max_new_tokens": 8, "block_size": 4})
+        for config in configurations(ALL, {"max_new_tokens": 8, "block_size": 4}, None, DREAM)
     ]
     lanes = [Lane(session, Answer.of(session)) for session in sessions]
     for lane in lanes:

@@ -43,9 +43,11 @@ class MadeUp:
         return Stats(token, max_prob, ranking)
 
 
-def new_decoder(config: DecodeConfig, prompt: int = 5, shift: bool = True) -> Decoder:
+def new_decoder(
+    config: DecodeConfig, prompt: int = 5, shift: bool = True, aligned: bool = False
+) -> Decoder:
     ids = [i % VOCAB for i in range(prompt)]
-    return Decoder(config, ids, mask_id=MASK, eos_ids=[EOS], shift=shift)
+    return Decoder(config, ids, mask_id=MASK, eos_ids=[EOS], shift=shift, aligned=aligned)
 
 
 def drive(decoder: Decoder, source: MadeUp) -> list[Round]:

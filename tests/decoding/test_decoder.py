@@ -74,6 +74,22 @@ def test_equals_the_plain_loop(
 
 
 every_window = st.one_of(
+    st.builds(
+        lambda size, blocks, steps, tau, order: DecodeConfig(
+            decoder="sdar",
+            max_new_tokens=size * blocks,
+            block_size=size,
+            steps=min(steps, size),
+            threshold=tau,
+            order=order,
+            early_stop=False,
+        ),
+        st.sampled_from([1, 4, 6]),
+        st.integers(1, 4),
+        st.integers(1, 6),
+        st.sampled_from([0.5, 0.9, 1.0]),
+        st.sampled_from(["confidence", "sequential"]),
+    ),
     pipelines.flatmap(
         lambda shape: st.builds(
             lambda k, s: pipeline_config(shape, decoder="lopa", branches=k, score=s),
@@ -115,14 +131,17 @@ every_window = st.one_of(
 
 
 @EXAMPLES
-@given(sources, every_window, st.booleans())
-def test_invariants(source: MadeUp, config: DecodeConfig, shift: bool) -> None:
-    decoder = new_decoder(config, shift=shift)
+@given(sources, every_window, st.booleans(), st.booleans(), st.integers(1, 9))
+def test_invariants(
+    source: MadeUp, config: DecodeConfig, shift: bool, aligned: bool, length: int
+) -> None:
+    decoder = new_decoder(config, length, shift, aligned)
     prompt = decoder.prompt
     rounds = 0
     while (plan := decoder.plan()) is not None:
         rounds += 1
-        assert rounds <= config.max_new_tokens, "a round filled nothing"
+        most = config.max_new_tokens + aligned * decoder.window.size
+        assert rounds <= most, "a round filled nothing"
         before = decoder.tokens.copy()
         committed = plan.rows[:, : plan.commit]
         if config.window == "pipeline":  # the other caches hold masks as they stood, by design
@@ -145,10 +164,11 @@ def test_invariants(source: MadeUp, config: DecodeConfig, shift: bool) -> None:
         assert record.branches[-1].lookahead is None
     assert not (decoder.generated == MASK).any()
     assert decoder.finish in ("eos", "length")
-    assert len(decoder.generated) % decoder.window.size == 0
+    assert (len(decoder.tokens) - decoder.window.base) % decoder.window.size == 0
     assert (decoder.tokens[:prompt] != MASK).all()
     if decoder.finish == "length":
-        assert len(decoder.generated) == config.max_new_tokens
+        beyond = decoder.window.size - 1 if aligned else 0  # up to the end of the last block
+        assert 0 <= len(decoder.generated) - config.max_new_tokens <= beyond
 
 
 @EXAMPLES

@@ -73,6 +73,7 @@ def decode_uncached(llm: LLM, prompt: list[int], config: DecodeConfig) -> Sessio
         mask_id=llm.config.mask_id,
         eos_ids=llm.config.eos_ids,
         shift=llm.config.shift,
+        aligned=llm.config.trained_block is not None,
     )
     session = Session(Uncached(llm.model, prompt), None, decoder, prompt)
     while session.step() is not None:
@@ -80,11 +81,16 @@ def decode_uncached(llm: LLM, prompt: list[int], config: DecodeConfig) -> Sessio
     return session
 
 
-@pytest.mark.parametrize("model", ["dream_0", "dream_5", "llada_a"])
+@pytest.mark.parametrize(
+    ("model", "mask"),
+    [("dream_0", 198), ("dream_5", 318), ("llada_a", 198), ("sdar_a", 198), ("fastdllm2_a", 198)],
+)
 @pytest.mark.parametrize("branches", [0, 4])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_block_attention_needs_no_cache(model: str, branches: int, temperature: float) -> None:
-    llm = LLM(goldens.MODELS / model, dtype="float32", device="cpu")
+def test_block_attention_needs_no_cache(
+    model: str, mask: int, branches: int, temperature: float
+) -> None:
+    llm = LLM(goldens.MODELS / model, dtype="float32", device="cpu", mask_token_id=mask)
     config = DecodeConfig(
         attention="block",
         branches=branches,

@@ -42,7 +42,7 @@ def chat(
     preset: PresetOption = None,
 ) -> None:
     """Talk with a model; its answers appear as they settle."""
-    config = decode_config(decoding, preset)
+    config = decode_config(model, decoding, preset)
     llm = load(model, adapter, device, dtype)
     interactive = sys.stdin.isatty()
     conversation = Conversation(llm, config)

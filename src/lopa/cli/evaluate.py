@@ -54,7 +54,7 @@ def evaluate(
 ) -> None:
     """Score a decoder on a built-in task: accuracy, tokens per forward, tokens per second."""
     room = {} if preset or "max_new_tokens" in decoding else {"max_new_tokens": _ROOM}
-    config = decode_config({**room, **decoding, "seed": seed}, preset)
+    config = decode_config(model, {**room, **decoding, "seed": seed}, preset)
     from lopa.evaluation.evaluate import evaluate as run
     from lopa.evaluation.evaluate import problems
 

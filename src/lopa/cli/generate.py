@@ -51,7 +51,7 @@ def generate(
 ) -> None:
     """Answer a prompt: the text on standard output, a line of figures on standard error."""
     text = read_prompt(prompt)
-    config = decode_config(decoding, preset)
+    config = decode_config(model, decoding, preset)
     if trace is not None:
         _check_writable(trace)
     llm = load(model, adapter, device, dtype)

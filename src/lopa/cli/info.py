@@ -7,12 +7,13 @@ import os
 import platform
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lopa.cli.options import JsonOption, default_model
-from lopa.errors import LopaError
+from lopa.cli.terminal import note
+from lopa.errors import ConfigError, LopaError
 from lopa.models.files import BUILT_IN, read_json, safetensors_header
 from lopa.version import VERSION
 
@@ -24,8 +25,33 @@ _USEFUL = ("triton",)
 _BF16_BYTES = 2
 
 
-def models(as_json: JsonOption = False) -> None:
+models = typer.Typer(invoke_without_command=True)
+
+
+@models.command("make-tiny")
+def make_tiny(
+    family: Annotated[str, typer.Argument(help="A family that `lopa models` lists.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write it; must not exist yet.")],
+) -> None:
+    """Write a checkpoint of random weights, a few kilobytes, in a family's own layout."""
+    from lopa.models.checkpoint import write_tiny
+    from lopa.models.families import FAMILIES
+
+    found = next((f for f in FAMILIES if f.name == family), None)
+    if found is None:
+        known = ", ".join(f.name for f in FAMILIES)
+        raise ConfigError(f"no family {family!r}: choose from {known}")
+    if folder.exists():
+        raise ConfigError(f"{folder} exists already: choose another place")
+    write_tiny(found, folder)
+    note(f"wrote a tiny {family} model to {folder}")
+
+
+@models.callback()
+def list_models(context: typer.Context, as_json: JsonOption = False) -> None:
     """List the families of models, published checkpoints and adapters, and dummy shapes."""
+    if context.invoked_subcommand is not None:
+        return
     from lopa.models.families import FAMILIES
 
     found: dict[str, Any] = {
@@ -35,6 +61,8 @@ def models(as_json: JsonOption = False) -> None:
                 "architectures": list(family.architectures),
                 "hub_ids": list(family.hub_ids),
                 "adapters": list(family.adapters),
+                "decoders": list(family.decoders),
+                "verified": family.verified,
             }
             for family in FAMILIES
         ],
@@ -57,6 +85,11 @@ def models(as_json: JsonOption = False) -> None:
     if as_json:
         print(json.dumps(found, ensure_ascii=False))
         return
+    families = _table("family", "decoders", "verified against")
+    for entry in found["families"]:
+        families.add_row(entry["name"], ", ".join(entry["decoders"]), entry["verified"])
+    _print(families)
+    print()
     published = _table("model", "family", "")
     for entry in found["built_in"]:
         state = "built in" if entry["installed"] else "built in, not installed"

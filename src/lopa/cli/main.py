@@ -29,9 +29,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, race, chat, models, doctor):
+for command in (generate, race, chat, doctor):
     app.command()(command)
 app.command("eval")(evaluate)
+app.add_typer(models, name="models")
 
 
 def _show_version(wanted: bool) -> None:

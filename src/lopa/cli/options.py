@@ -90,7 +90,8 @@ _FIELDS: dict[str, tuple[str, str]] = {
     "window": ("Window", "What is decoded at a time; only lopa may choose"),
     "ranking": ("Filling", "Confidence that orders forced fills and lookaheads"),
     "factor": ("Filling", "Fast-dLLM's factor rule, in place of the threshold"),
-    "steps": ("Filling", "Fixed number of rounds; vanilla: a token a round unless given"),
+    "steps": ("Filling", "Fixed number of rounds; of sdar, for a block (default: a token a round)"),
+    "order": ("Filling", "What sdar fills first when few are above the threshold"),
     "score": ("Lookahead", "How a branch is scored"),
     "score_fraction": (
         "Lookahead",
@@ -135,8 +136,12 @@ def with_decoding(*without: str) -> Callable[[Callable[..., None]], Callable[...
     return decorate
 
 
-def decode_config(given: Given, preset: str | None) -> DecodeConfig:
-    return DecodeConfig.preset(preset, **given) if preset else DecodeConfig(**given)
+def decode_config(model: str | None, given: Given, preset: str | None) -> DecodeConfig:
+    """Settings that suit the model, checked before its weights are read."""
+    from lopa.models.checkpoint import model_config
+    from lopa.models.families import settings_for
+
+    return settings_for(model_config(model or default_model()), preset, given)
 
 
 def default_of(name: str) -> str:

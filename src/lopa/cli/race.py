@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from lopa.cli.watch import Answer
     from lopa.engine.llm import LLM
     from lopa.engine.session import Output, Session
+    from lopa.models.config import ModelConfig
 
 _DECODERS = get_args(DecoderName)
 _EXAMPLE = "Question: Why is the sky blue in the day and red in the evening?\nAnswer:"
@@ -54,9 +55,13 @@ def race(
         typer.Argument(help="The prompt; - reads standard input (default: a built-in example)."),
     ] = None,
     decoders: Annotated[
-        str,
-        typer.Option(metavar="A,B,…", help="Who takes part.", rich_help_panel="Decoding"),
-    ] = ",".join(_DECODERS),
+        str | None,
+        typer.Option(
+            metavar="A,B,…",
+            help="Who takes part (default: all that fit the model).",
+            rich_help_panel="Decoding",
+        ),
+    ] = None,
     model: ModelOption = None,
     adapter: AdapterOption = None,
     device: DeviceOption = None,
@@ -69,7 +74,10 @@ def race(
 
     An option goes to the decoders that use it. Each is timed by itself.
     """
-    configs = configurations(decoders.split(","), decoding, preset)
+    from lopa.models.checkpoint import model_config
+
+    names = decoders.split(",") if decoders is not None else None
+    configs = configurations(names, decoding, preset, model_config(model or default_model()))
     text = example(model, decoding.get("seed")) if prompt is None else read_prompt(prompt)
     llm = load(model, adapter, device, dtype)
     if prompt is None:
@@ -86,14 +94,17 @@ def race(
 
 
 def configurations(
-    decoders: Sequence[str], given: Given, preset: str | None = None
+    decoders: Sequence[str] | None, given: Given, preset: str | None, model: ModelConfig
 ) -> list[DecodeConfig]:
     """Each contestant's settings: of what is given, the options that it uses.
 
     An option that none of them uses is an error. What a preset sets is lopa's, and the others
     take from it what they can.
     """
-    names = [name.strip() for name in decoders]
+    from lopa.models.families import family_named, settings_for
+
+    fitting = family_named(model.family).decoders
+    names = [name.strip() for name in decoders or fitting]
     for name in names:
         if name not in _DECODERS:
             raise ConfigError(f"no decoder {name!r}: choose from {', '.join(_DECODERS)}")
@@ -106,13 +117,11 @@ def configurations(
         if option in optional and not any(option in options for options in used.values()):
             raise ConfigError(f"{option} is used by none of {', '.join(names)}: leave it out")
     asked = {**_preset_changes(preset), **given}
-    return [
-        DecodeConfig(
-            decoder=cast(DecoderName, name),
-            **{k: v for k, v in asked.items() if k not in optional or k in used[name]},
-        )
+    chosen = {
+        name: {k: v for k, v in asked.items() if k not in optional or k in used[name]}
         for name in names
-    ]
+    }
+    return [settings_for(model, None, {"decoder": n, **own}) for n, own in chosen.items()]
 
 
 def _used(decoder: DecoderName, window: WindowName | None) -> frozenset[str]:

@@ -16,14 +16,13 @@ from lopa.engine.runner import ReferenceRunner, raw_logits
 from lopa.engine.session import Event, Output, Session, run_together
 from lopa.errors import CheckpointError, ConfigError, PromptError
 from lopa.models import checkpoint
-from lopa.models.families import dummy_shapes, family_named
+from lopa.models.config import ModelConfig
+from lopa.models.families import family_named, settings_for
 from lopa.models.files import resolve
 from lopa.models.tokenizer import Tokenizer
 
 Messages: TypeAlias = Sequence[Mapping[str, str]]
 Prompt: TypeAlias = str | Messages | Sequence[int]
-
-_DUMMY = "dummy:"
 
 
 class LLM:
@@ -46,10 +45,12 @@ class LLM:
     ) -> None:
         self.name = str(model)
         self.device = choose_device(device)
-        if self.name.startswith(_DUMMY):
-            self._load_dummy(self.name.removeprefix(_DUMMY), adapter, dtype)
+        config = checkpoint.model_config(model)
+        self.dtype = choose_dtype(dtype, config.dtype)
+        if self.name.startswith(checkpoint.DUMMY):
+            self._load_dummy(config, adapter)
         else:
-            self._load_folder(model, adapter, dtype, progress)
+            self._load_folder(resolve(model), config, adapter, progress)
         changes: dict[str, Any] = {}
         if eos_token_id is not None:
             ids = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
@@ -63,14 +64,9 @@ class LLM:
             ends = map(self.tokenizer.token_id, family_named(self.config.family).turn_ends)
             self._turn_ends = tuple(i for i in ends if i is not None)
 
-    def _load_dummy(self, name: str, adapter: str | Path | None, dtype: str) -> None:
-        shapes = dummy_shapes()
-        if name not in shapes:
-            raise CheckpointError(f"no dummy shape {name!r}: choose from {', '.join(shapes)}")
+    def _load_dummy(self, config: ModelConfig, adapter: str | Path | None) -> None:
         if adapter is not None:
             raise CheckpointError("a dummy model takes no adapter: leave it out")
-        config = shapes[name]
-        self.dtype = choose_dtype(dtype, config.dtype)
         self.model = checkpoint.dummy(config, device=self.device, dtype=self.dtype, seed=0)
         specials = {"<|mask|>": config.mask_id}
         specials |= {f"<|eos{n or ''}|>": i for n, i in enumerate(config.eos_ids)}
@@ -78,14 +74,11 @@ class LLM:
 
     def _load_folder(
         self,
-        model: str | Path,
+        folder: Path,
+        config: ModelConfig,
         adapter: str | Path | None,
-        dtype: str,
         progress: checkpoint.Progress | None,
     ) -> None:
-        folder = resolve(model)
-        config = checkpoint.read_config(folder)
-        self.dtype = choose_dtype(dtype, config.dtype)
         self.tokenizer = Tokenizer.from_folder(folder)
         self.model = checkpoint.load(
             folder,
@@ -151,9 +144,7 @@ class LLM:
 
     def decode_config(self, preset: str | None = None, **given: Any) -> DecodeConfig:
         """Settings for this model: what is given, else what suits its family."""
-        own = family_named(self.config.family).defaults(self.config, given.get("decoder"))
-        options = own | given
-        return DecodeConfig.preset(preset, **options) if preset else DecodeConfig(**options)
+        return settings_for(self.config, preset, given)
 
     def session(self, prompt: Prompt, config: DecodeConfig | None = None) -> Session:
         """A request to be driven by hand, round by round."""

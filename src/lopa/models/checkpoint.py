@@ -20,13 +20,25 @@ from torch import Tensor
 
 from lopa.errors import CheckpointError
 from lopa.models.config import ModelConfig
-from lopa.models.families import family_named, family_of
+from lopa.models.families import dummy_shapes, family_named, family_of
 from lopa.models.family import Family, Target
-from lopa.models.files import read_json, safetensors_header
+from lopa.models.files import read_json, resolve, safetensors_header
 from lopa.models.lora import Lora
 from lopa.models.transformer import Transformer
 
+DUMMY = "dummy:"  # in front of a shape's name: random weights
 Progress = Callable[[int, int], None]  # tensors done, tensors in all
+
+
+def model_config(name: str | Path) -> ModelConfig:
+    """The config of a model by its name, without its weights."""
+    if not str(name).startswith(DUMMY):
+        return read_config(resolve(name))
+    shapes = dummy_shapes()
+    shape = str(name).removeprefix(DUMMY)
+    if shape not in shapes:
+        raise CheckpointError(f"no dummy shape {shape!r}: choose from {', '.join(shapes)}")
+    return shapes[shape]
 
 
 def read_config(folder: Path) -> ModelConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lopa.config import DecodeConfig
 from lopa.errors import CheckpointError
 from lopa.models import dream, fast_dllm_v2, llada, sdar
 from lopa.models.config import ModelConfig
@@ -33,3 +34,15 @@ def family_named(name: str) -> Family:
 
 def dummy_shapes() -> dict[str, ModelConfig]:
     return {name: shape for family in FAMILIES for name, shape in family.shapes.items()}
+
+
+def settings_for(config: ModelConfig, preset: str | None, given: Mapping[str, Any]) -> DecodeConfig:
+    """Decoding settings for a model: what is given, else a preset, else what suits its family."""
+    family = family_named(config.family)
+    own = family.defaults(config, given.get("decoder"))
+    if preset is not None:
+        settings = DecodeConfig.preset(preset, **{**own, **given})
+    else:
+        settings = DecodeConfig(**{**own, **given})
+    family.check(config, settings)
+    return settings
