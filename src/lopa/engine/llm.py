@@ -58,6 +58,7 @@ class LLM:
         if mask_token_id is not None:
             changes["mask_id"] = self._known_id("mask_token_id", mask_token_id)
         self.config = self.model.config = replace(self.model.config, **changes)
+        self._known_id("the mask token", self.config.mask_id)
         self.runner = ReferenceRunner(self.model)
         self._turn_ends: tuple[int, ...] = ()
         if self.tokenizer is not None and eos_token_id is None:

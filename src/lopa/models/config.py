@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lopa.errors import CheckpointError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -28,6 +30,22 @@ class ModelConfig:
     # Block-causal models: the block they were trained with, counted from position 0, prompt
     # included. None: attention is full, or blocks are counted from the end of the prompt.
     trained_block: int | None = None
+
+    def __post_init__(self) -> None:
+        sizes = (
+            "vocab_size hidden_size layers heads kv_heads head_dim intermediate_size max_positions"
+        )
+        for name in sizes.split():
+            if getattr(self, name) < 1:
+                raise CheckpointError(f"config.json: {name} is {getattr(self, name)}, not above 0")
+        if self.heads % self.kv_heads:
+            raise CheckpointError(
+                f"config.json: {self.heads} heads cannot share {self.kv_heads} key-value heads"
+            )
+        if self.head_dim % 2:
+            raise CheckpointError(
+                f"config.json: head size {self.head_dim} is odd: RoPE needs pairs"
+            )
 
     @property
     def parameters(self) -> int:
