@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lopa.config import AttentionName, DecodeConfig
-from lopa.engine.attention import attention
+from lopa.engine.attention import sdpa
 from lopa.engine.cache import Cache
 from lopa.engine.statistics import statistics
 from lopa.models.transformer import Transformer
@@ -157,7 +157,7 @@ class ReferenceRunner:
             staged_keys.append(k)
             staged_values.append(v)
             shared_k, shared_v = self.cache.read(layer, slot_index, prefix_index)
-            out = attention(q, torch.cat([shared_k, k], 1), torch.cat([shared_v, v], 1), mask)
+            out = sdpa(q, torch.cat([shared_k, k], 1), torch.cat([shared_v, v], 1), mask)
             return out.reshape(rows * length, *out.shape[2:])
 
         flat = torch.from_numpy(tokens).to(self.device).view(-1)
@@ -249,6 +249,6 @@ def raw_logits(
         mask = (blocks[None, :] <= blocks[:, None])[None]
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention(q[None], k[None], v[None], mask)[0]
+        return sdpa(q[None], k[None], v[None], mask)[0]
 
     return model.logits(model(tokens, positions, attend)).float()
