@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lopa.config import PRESETS, DecodeConfig, options_of
@@ -58,6 +59,14 @@ def test_defaults_by_decoder() -> None:
         ({"stop": ("",)}, "stop"),
         ({"max_rounds": 0}, "max_rounds"),
         ({"early_stop": "yes"}, "early_stop"),
+        ({"stop": None}, "stop"),
+        ({"stop": "\ud800"}, "UTF-8"),
+        ({"temperature": 1e-40}, "temperature must be 0 or at least"),
+        ({"threshold": 10**400}, "threshold"),
+        ({"seed": 2**63}, "at most"),
+        ({"score_window": 3}, "score_window is not used by the lopa decoder with score mean"),
+        ({"score": "fills", "creation_weight": 0.5}, "with score fills"),
+        ({"decoder": "sdar", "append_at": 0.5}, "append_at is not used by the sdar decoder"),
     ],
 )
 def test_refused(options: dict[str, Any], named: str) -> None:
@@ -72,11 +81,11 @@ def test_parity_mode_cuts_to_whole_blocks() -> None:
     assert config.blocks == 3
 
 
-@pytest.mark.parametrize("decoder", ["vanilla", "fast-dllm", "d2f", "lopa"])
+@pytest.mark.parametrize("decoder", ["vanilla", "fast-dllm", "sdar", "d2f", "lopa"])
 def test_settings_round_trip(decoder: Any) -> None:
     config = DecodeConfig(decoder=decoder, max_new_tokens=64, stop=("a",), seed=3)
     assert DecodeConfig(**config.settings()) == config
-    assert set(config.settings()) >= options_of(decoder) - {"factor", "steps"}
+    assert set(config.settings()) >= options_of(decoder) - {"factor", "steps", "score_window"}
 
 
 # Table of the published settings: block, τ_add, τ_act, τ_conf, k.
@@ -98,6 +107,17 @@ def test_presets(task: str, published: tuple[float, ...]) -> None:
     assert c.temperature == 0
     assert c.ranking == ("max_prob" if task.endswith("+") else "neg_entropy")
     assert set(PRESETS) == {"gsm8k", "math", "humaneval", "mbpp", "humaneval+", "mbpp+"}
+
+
+def test_numbers_of_other_libraries() -> None:
+    config = DecodeConfig(threshold=np.float32(0.5), branches=np.int64(3))  # type: ignore[arg-type]
+    assert config == DecodeConfig(threshold=0.5, branches=3)
+
+
+def test_a_preset_for_another_decoder_takes_what_it_can_use() -> None:
+    config = DecodeConfig.preset("gsm8k", decoder="d2f")
+    assert (config.decoder, config.branches, config.append_at) == ("d2f", 0, 0.1)
+    assert DecodeConfig.preset("mbpp+", decoder="vanilla").ranking == "max_prob"
 
 
 def test_preset_changes() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,29 @@ def test_broken_files(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(LopaError, match="not a complete lopa trace"):
         trace.read(path)
+
+
+def test_line_separators_in_the_text(llm: LLM, tmp_path: Path) -> None:
+    made = llm.generate("Hello", DecodeConfig(max_new_tokens=32, stop="\u2028\u0085x")).trace
+    trace.write(made, tmp_path / "run.jsonl")
+    assert trace.read(tmp_path / "run.jsonl") == made
+
+
+def test_links_and_pipes_stay_what_they_are(llm: LLM, tmp_path: Path) -> None:
+    made = llm.generate("Hello", DecodeConfig(max_new_tokens=32)).trace
+    (tmp_path / "real.jsonl").write_text("old")
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "real.jsonl")
+    trace.write(made, tmp_path / "link.jsonl")
+    assert (tmp_path / "link.jsonl").is_symlink()
+    assert trace.read(tmp_path / "real.jsonl") == made
+    os.mkfifo(tmp_path / "pipe")
+    found: list[str] = []
+    reader = threading.Thread(target=lambda: found.append((tmp_path / "pipe").read_text()))
+    reader.start()
+    trace.write(made, tmp_path / "pipe")
+    reader.join()
+    assert (tmp_path / "pipe").is_fifo()
+    assert trace.parse(found[0].split("\n")) == made
 
 
 def test_unwritable(llm: LLM, tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ it. An option that the chosen decoder does not use is an error, never ignored.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 from lopa.errors import ConfigError
@@ -66,6 +66,13 @@ _DECODER_OPTIONS: dict[DecoderName, dict[str, Any]] = {
         "threshold": 0.9,
         **_LOOKAHEAD_OPTIONS,
     },
+}
+# Options of a branch score that other scores do not use.
+_UNSCORED: dict[str, tuple[str, ...]] = {
+    "mean": ("score_window",),
+    "window": ("score_fraction",),
+    "segment": ("score_fraction", "score_window"),
+    "fills": ("score_fraction", "score_window", "creation_weight"),
 }
 # Options of its window that a decoder is defined by, and does not leave to choose.
 _FIXED: dict[str, dict[str, Any]] = {
@@ -132,7 +139,8 @@ class DecodeConfig:
                 own["window"] = self.window
         own = _WINDOW_OPTIONS[own["window"]] | own
         fixed = _FIXED.get(self.decoder, {})
-        own = {name: value for name, value in own.items() if name not in fixed}
+        unscored = _UNSCORED.get(self._asked_score(), ()) if self.decoder == "lopa" else ()
+        own = {k: v for k, v in own.items() if k not in fixed and k not in unscored}
         if self.decoder == "fast-dllm" and (self.factor is not None or self.steps is not None):
             own["threshold"] = None  # the other two rules take its place
         for name in _OPTIONAL:
@@ -140,8 +148,11 @@ class DecodeConfig:
         if self.decoder in ("vanilla", "sdar") and self.steps is None:
             every = self.max_new_tokens if self.decoder == "vanilla" else self.block_size
             object.__setattr__(self, "steps", every)
-        one: object = self.stop  # a lone string is welcome too
-        object.__setattr__(self, "stop", (one,) if isinstance(one, str) else tuple(self.stop))
+        stop: object = self.stop  # a lone string is welcome too
+        if not isinstance(stop, str | list | tuple):
+            raise ConfigError("stop must be one or more non-empty strings")
+        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop))
+        self._plain_numbers()
         self._check_ranges()
         self._check_together()
 
@@ -155,7 +166,7 @@ class DecodeConfig:
             hint = f"; it belongs to {', '.join(users)}" if users else ""
             raise ConfigError(
                 f"{name} is not used by the {self.decoder} decoder"
-                + (f" on the {own['window']} window" if self.decoder == "lopa" else hint)
+                + (self._lopa_hint(name, own) if self.decoder == "lopa" else hint)
                 + ": leave it out"
             )
         elif name == "window" and given != own["window"]:
@@ -163,6 +174,26 @@ class DecodeConfig:
                 f"the {self.decoder} decoder always uses the {own['window']} window: "
                 "choose another window with decoder lopa"
             )
+
+    def _asked_score(self) -> str:
+        asked: str | None = self.score  # None until it is settled
+        return asked or str(_LOOKAHEAD_OPTIONS["score"])
+
+    def _lopa_hint(self, name: str, own: dict[str, Any]) -> str:
+        if name in _UNSCORED.get(self._asked_score(), ()):
+            return f" with score {self._asked_score()}"
+        return f" on the {own['window']} window"
+
+    def _plain_numbers(self) -> None:
+        """Numbers of other libraries (numpy's, say) become Python's own."""
+        for name, *_ in _WHOLE_NUMBERS + _NUMBERS:
+            value: object = getattr(self, name)
+            if isinstance(value, bool | int | float):
+                continue
+            if isinstance(value, Integral):
+                object.__setattr__(self, name, int(value))
+            elif isinstance(value, Real):
+                object.__setattr__(self, name, float(value))
 
     def _check_ranges(self) -> None:
         choices = {
@@ -180,7 +211,8 @@ class DecodeConfig:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                upper = "" if high == _NO_LIMIT else f" and at most {high}"
+                beyond = isinstance(value, int) and value > high
+                upper = f" and at most {high}" if beyond or high < _NO_LIMIT else ""
                 raise ConfigError(
                     f"{name} must be a whole number, at least {low}{upper}: got {value!r}"
                 )
@@ -189,14 +221,19 @@ class DecodeConfig:
             if value is None:
                 continue
             real = isinstance(value, int | float) and not isinstance(value, bool)
-            if not real or not math.isfinite(value) or not low_ <= value <= high_:
+            # An int may be too large for a float, so the range is looked at first.
+            if not real or not low_ <= value <= high_:
                 raise ConfigError(f"{name} must be between {low_} and {high_}: got {value!r}")
         if not isinstance(self.early_stop, bool):
             raise ConfigError(f"early_stop must be true or false: got {self.early_stop!r}")
         if not all(isinstance(s, str) and s for s in self.stop):
             raise ConfigError("stop must be one or more non-empty strings")
+        if any("\ud800" <= char <= "\udfff" for s in self.stop for char in s):
+            raise ConfigError("stop must be text that UTF-8 can hold")
 
     def _check_together(self) -> None:
+        if 0 < self.temperature < _COLDEST:
+            raise ConfigError(f"temperature must be 0 or at least {_COLDEST}")
         if self.temperature == 0 and (self.top_p != 1.0 or self.top_k != 0):
             raise ConfigError("top_p and top_k need a temperature above 0: at 0 nothing is drawn")
         if self.top_p == 0 or self.score_fraction == 0:
@@ -242,7 +279,12 @@ class DecodeConfig:
         """The settings published with the paper for a task, with changes on top."""
         if task not in PRESETS:
             raise ConfigError(f"no preset {task!r}: choose from {', '.join(PRESETS)}")
-        return cls(**{**_PUBLISHED, **PRESETS[task], **changes})
+        published = {**_PUBLISHED, **PRESETS[task]}
+        if "decoder" in changes or "window" in changes:  # another decoder takes what it can use
+            used = options_of(changes.get("decoder", "lopa"), changes.get("window"))
+            kept = used | {"decoder", "max_new_tokens"}
+            published = {name: value for name, value in published.items() if name in kept}
+        return cls(**{**published, **changes})
 
 
 _PUBLISHED: dict[str, Any] = {"decoder": "lopa", "max_new_tokens": 512, "activate_at": 0.95}
@@ -270,10 +312,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 _NO_LIMIT = 2**63 - 1
+_COLDEST = 1e-3  # logits divided by less overflow
 _WHOLE_NUMBERS = (
     ("max_new_tokens", 1, _NO_LIMIT),
     ("block_size", 1, _NO_LIMIT),
-    ("steps", 1, _NO_LIMIT),
+    ("steps", 1, 1_000_000),
     ("branches", 0, MAX_BRANCHES),
     ("score_window", 1, _NO_LIMIT),
     ("max_rounds", 1, _NO_LIMIT),
@@ -295,7 +338,7 @@ _NUMBERS = (
 
 def options_of(decoder: DecoderName, window: WindowName | None = None) -> frozenset[str]:
     """The names of the options that this decoder uses beside those that all of them have."""
-    own = _DECODER_OPTIONS[decoder]
+    own = _DECODER_OPTIONS.get(decoder, {"window": "canvas"})
     names = frozenset(own) | frozenset(_WINDOW_OPTIONS[window or own["window"]])
     return names - frozenset(_FIXED.get(decoder, ()))
 
@@ -310,5 +353,5 @@ _OPTIONAL = tuple(
 
 
 def _check_choice(name: str, value: object, kind: Any) -> None:
-    if value not in get_args(kind):
+    if not isinstance(value, str) or value not in get_args(kind):
         raise ConfigError(f"{name} must be one of {', '.join(get_args(kind))}: got {value!r}")

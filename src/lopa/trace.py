@@ -32,7 +32,12 @@ def lines(trace: Trace) -> Iterator[str]:
 
 def write(trace: Trace, path: Path) -> None:
     """Write atomically: a reader sees the old file or the whole new one."""
+    path = path.resolve()  # a link stays a link
     try:
+        if path.exists() and not path.is_file():  # a device or a pipe takes the lines as they come
+            with path.open("w", encoding="utf-8") as stream:
+                stream.writelines(line + "\n" for line in lines(trace))
+            return
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
         raise LopaError(f"cannot write {path} ({error.strerror}): choose another place") from None
@@ -45,16 +50,18 @@ def write(trace: Trace, path: Path) -> None:
         os.replace(temporary, path)
     except OSError as error:
         raise LopaError(f"cannot write {path} ({error.strerror}): choose another place") from None
+    except ValueError as error:
+        raise LopaError(f"cannot write {path}: the run cannot be put as JSON ({error})") from None
     finally:
         Path(temporary).unlink(missing_ok=True)
 
 
 def read(path: Path) -> Trace:
     try:
-        return parse(path.read_text(encoding="utf-8").splitlines())
+        return parse(path.read_text(encoding="utf-8").split("\n"))
     except OSError as error:
         raise LopaError(f"cannot read {path} ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LopaError(f"{path} is not a complete lopa trace ({error})") from None
 
 

@@ -74,7 +74,6 @@ def test_presets(name: str) -> None:
             "threshold": 0.5,
             "branches": 2,
             "score": "window",
-            "score_fraction": 0.5,
             "score_window": 3,
             "creation_weight": 0.25,
             "lookahead_floor": 0.1,
@@ -94,6 +93,7 @@ def test_presets(name: str) -> None:
             "factor": 2.0,
         },
         {"decoder": "vanilla", "max_new_tokens": 4, "steps": 2},
+        {"decoder": "lopa", "max_new_tokens": 8, "block_size": 4, "score_fraction": 0.5},
     ],
 )
 def test_options_reach_the_decoder(run: Run, given: dict[str, object]) -> None:

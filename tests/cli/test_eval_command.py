@@ -37,6 +37,7 @@ def test_table(run: Run) -> None:
         (("sums",), "no task 'sums'"),
         (("words", "--split", "test"), "no split 'test'"),
         (("words", "--limit", "0"), "limit must be at least 1"),
+        (("words", "--batch-size", "0"), "batch-size must be at least 1"),
         (("words", "--decoder", "d2f", "--branches", "2"), "branches is not used"),
     ],
 )

@@ -61,7 +61,8 @@ def plain_lopa(
     def decoded(row: PlainBranch, block: PlainBlock) -> float:
         if block.start == 0:
             return 1.0
-        return 1 - len(masks(row, block)) / (block.end - block.start)
+        size = block.end - block.start
+        return (size - len(masks(row, block))) / size
 
     for index in range(1, 10**6):
         for row in rows:

@@ -4,7 +4,9 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import goldens
 from lopa import LLM, DecodeConfig, LopaError
@@ -48,6 +50,13 @@ def test_kinds_of_prompts(llm: LLM) -> None:
         ([10**6], "outside the vocabulary"),
         ([1, 258], "contains the mask token"),
         ("x" * 5000, "context holds 4096"),
+        ([1, "x"], "must be a whole number"),
+        ([1.5, 2], "must be a whole number"),
+        ([True], "must be a whole number"),
+        (None, "a prompt is text"),
+        (5, "a prompt is text"),
+        (b"bytes", "a prompt is text"),
+        ({"role": "user", "content": "hi"}, "a prompt is text"),
         ([{"role": "user", "content": "hi"}], "chat template"),
     ],
 )
@@ -102,6 +111,70 @@ def test_round_limit_gives_what_is_settled(llm: LLM) -> None:
     assert output.finish == "rounds"
     assert output.rounds == 2
     assert llm.config.mask_id not in output.token_ids
+
+
+def test_arrays_are_token_ids(llm: LLM) -> None:
+    expected = llm.generate([72, 73], SHORT).token_ids
+    assert llm.generate(np.array([72, 73]), SHORT).token_ids == expected  # type: ignore[call-overload]
+    assert llm.generate(torch.tensor([72, 73]), SHORT).token_ids == expected  # type: ignore[call-overload]
+
+
+def test_too_many_new_tokens_cost_no_memory(llm: LLM) -> None:
+    with pytest.raises(LopaError, match="context holds"):
+        llm.generate("Hello", DecodeConfig(max_new_tokens=2**60))
+
+
+def test_a_stop_string_that_never_comes_changes_nothing(llm: LLM) -> None:
+    options = {"max_new_tokens": 32, "block_size": 8, "early_stop": False}
+    plain = llm.generate("Hello", DecodeConfig(**options))  # type: ignore[arg-type]
+    stopped = llm.generate("Hello", DecodeConfig(**options, stop="never"))  # type: ignore[arg-type]
+    assert stopped.token_ids == plain.token_ids
+
+
+def test_only_what_was_filled_counts(llm: LLM) -> None:
+    config = DecodeConfig(decoder="vanilla", max_new_tokens=64, steps=64, max_rounds=2)
+    output = llm.generate("Hello", config)
+    filled = sum(len(r.fills) for r in output.trace.rounds)
+    assert output.tokens_paper == filled < 64
+
+
+def test_a_failed_allocation_does_no_harm(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = LLM("dummy:dream-tiny", device="cpu")
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(type(fresh.runner.cache), "_grow", fail)
+        with pytest.raises(MemoryError):
+            fresh.generate("Hello", SHORT)
+    assert fresh.generate("Hello", SHORT).token_ids == llm.generate("Hello", SHORT).token_ids
+
+
+def test_weights_that_are_not_numbers() -> None:
+    broken = LLM("dummy:dream-tiny", device="cpu")
+    broken.model.norm.weight.data.fill_(float("nan"))
+    with pytest.raises(LopaError, match="logits are not numbers"):
+        broken.generate("Hello", SHORT)
+
+
+def test_bad_arguments(llm: LLM) -> None:
+    with pytest.raises(LopaError, match="full or block"):
+        llm.forward([1], attention="blok")  # type: ignore[arg-type]
+    with pytest.raises(LopaError, match="block_size must be at least 1"):
+        llm.forward([1], attention="block", prompt_len=1, block_size=0)
+    with pytest.raises(LopaError, match="give 1 to"):
+        llm.forward([])
+    with pytest.raises(LopaError, match="size must be at least 1"):
+        next(llm.generate_together(["x"], SHORT, size=0))
+    with pytest.raises(LopaError, match="both mask and end of text"):
+        LLM("dummy:dream-tiny", device="cpu", eos_token_id=258)
+    with pytest.raises(LopaError, match="must be a whole number"):
+        LLM("dummy:dream-tiny", device="cpu", eos_token_id="x")  # type: ignore[arg-type]
+    session = llm.session("Hello", SHORT)
+    session.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        session.step()
 
 
 def test_seeds(llm: LLM) -> None:

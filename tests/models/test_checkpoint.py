@@ -163,6 +163,22 @@ def test_adapters_that_do_not_fit(folder: Path, config: dict[str, Any], named: s
         logits(folder, adapter=folder / "adapter")
 
 
+def test_odd_adapters(folder: Path) -> None:
+    adapter = folder / "adapter"
+    write_adapter(adapter, rank_pattern={"(": 4})
+    with pytest.raises(LopaError, match="rank_pattern cannot be read"):
+        logits(folder, adapter=adapter)
+    write_adapter(adapter)
+    tensors = {"model.norm.lora_A.weight": torch.ones(4, 64)}
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    with pytest.raises(LopaError, match="fits no layer"):
+        logits(folder, adapter=adapter)
+    (adapter / "adapter_model.safetensors").unlink()
+    (adapter / "adapter_model.safetensors").mkdir()
+    with pytest.raises(LopaError, match="cannot be read"):
+        logits(folder, adapter=adapter)
+
+
 def test_adapter_of_another_model(folder: Path) -> None:
     with pytest.raises(LopaError, match="fits no layer of this model"):
         logits(folder, adapter=goldens.LLADA / "lora")
@@ -220,6 +236,22 @@ def set_config(**changes: Any) -> Callable[[Path], None]:
     return change
 
 
+def header_without_shape(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(data[:8] + data[8:].replace(b'"shape"', b'"shade"', 1))
+
+
+def nested_config(folder: Path) -> None:
+    (folder / "config.json").write_text("[" * 100_000 + "]" * 100_000)
+
+
+def shard_outside(folder: Path) -> None:
+    names = load_file(folder / "model.safetensors")
+    weight_map = dict.fromkeys(names, "../model.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
 def break_config(folder: Path) -> None:
     (folder / "config.json").write_text("{")
 
@@ -248,6 +280,16 @@ def no_weights(folder: Path) -> None:
         (set_config(torch_dtype="int4"), "no dtype 'int4'"),
         (set_config(num_key_value_heads=3), "4 heads cannot share 3 key-value heads"),
         (set_config(num_hidden_layers=0), "layers is 0"),
+        (set_config(num_attention_heads=0), "heads is 0"),
+        (set_config(num_hidden_layers=10**9), "no model has so many"),
+        (set_config(head_dim="16"), "head_dim is '16'"),
+        (set_config(architectures=5), "not a list"),
+        (set_config(rope_theta=0.0), "rope_theta is 0"),
+        (set_config(rope_parameters={"rope_type": "yarn"}), "rope_type"),
+        (set_config(quantization_config={"bits": 4}), "quantization_config"),
+        (header_without_shape, "not a valid safetensors file"),
+        (nested_config, "cannot be read as JSON"),
+        (shard_outside, "outside the folder"),
         (set_config(mask_token_id=100_000), "the mask token 100000 is outside the vocabulary"),
         (break_config, r"config\.json cannot be read as JSON"),
         (no_weights, "pytorch_model.bin is not read: convert it to safetensors"),
@@ -260,7 +302,9 @@ def test_broken_checkpoints(folder: Path, damage: Callable[[Path], None], named:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "nowhere", "", "a/b/c", "~/nope"])
+@pytest.mark.parametrize(
+    "name", ["./nowhere", "/no/such/folder", "nowhere", "", "a/b/c", "~/nope", "~nobody-here/x"]
+)
 def test_missing_folder(name: str) -> None:
     with pytest.raises(LopaError, match="does not exist"):
         LLM(name, device="cpu")

@@ -22,6 +22,7 @@ from lopa.cli.options import (
     with_decoding,
 )
 from lopa.cli.terminal import notes
+from lopa.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -58,6 +59,8 @@ def evaluate(
     from lopa.evaluation.evaluate import evaluate as run
     from lopa.evaluation.evaluate import problems
 
+    if batch_size < 1:
+        raise ConfigError(f"batch-size must be at least 1: got {batch_size}")
     problems(task, split, 1, seed)  # a wrong name is found before the model is loaded
     llm = load(model, adapter, device, dtype)
     console = notes()

@@ -53,6 +53,9 @@ def lopa(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, `sys.argv` unless arguments are given; returns the exit code."""
+    # A stream that the caller has closed is nowhere to write to, not an error.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # A model may say what the terminal's encoding lacks: show it escaped rather than fail.
         if hasattr(stream, "reconfigure"):

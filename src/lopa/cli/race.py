@@ -143,7 +143,7 @@ def example(model: str | None, seed: int | None) -> str:
     if (model or default_model()) == "tiny":
         from lopa.evaluation.tasks import generate
 
-        return generate("words", seed or _EXAMPLE_SEED, "eval").prompt
+        return generate("words", _EXAMPLE_SEED if seed is None else seed, "eval").prompt
     return _EXAMPLE
 
 

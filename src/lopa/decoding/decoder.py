@@ -213,7 +213,7 @@ class Decoder:
 
     def _fill(self, cells: fill.Cells, frame: Frame) -> fill.Filled:
         config = self.config
-        if frame.fresh and self.shift:
+        if frame.fresh and self.shift and cells.mask[0, 0]:
             # With shifted rows a cached window lacks the row that predicts its first position, so
             # Fast-dLLM on Dream fills that position, and nothing else, from the full forward.
             return fill.leftmost(cells)

@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from lopa.sequence import BoolArray, FloatArray, IntArray
 
@@ -47,7 +46,7 @@ def above_threshold(cells: Cells, threshold: float) -> Filled:
 
 def best_and_threshold(cells: Cells, threshold: float) -> Filled:
     """Fast-dLLM: the best of each block, and every other mask at or above the threshold."""
-    passed = cells.mask & (cells.max_prob >= np.float32(threshold))
+    passed = cells.mask & (cells.max_prob >= threshold)
     chosen = passed | _best(cells)
     return Filled(chosen, chosen & ~passed)
 
@@ -89,7 +88,7 @@ def first_count(cells: Cells, count: int) -> Filled:
 
 
 def leftmost(cells: Cells) -> Filled:
-    """The first cell alone, whatever its confidence (see `BlockWindow`)."""
+    """The first cell alone, whatever its confidence."""
     chosen = np.zeros_like(cells.mask)
     chosen[0, 0] = cells.mask[0, 0]
     return Filled(chosen, chosen.copy())
@@ -107,6 +106,8 @@ def schedule_count(masks: int, step: int, steps: int) -> int:
 @lru_cache(maxsize=16)
 def dream_timesteps(steps: int) -> FloatArray:
     """From torch itself: its float32 rounding decides counts that fall on a whole number."""
+    import torch  # here, so that nothing else of decoding needs it
+
     times: FloatArray = torch.linspace(1, _SCHEDULE_END, steps + 1).numpy()
     return times
 

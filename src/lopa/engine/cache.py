@@ -21,11 +21,11 @@ class Cache:
     def open(self, capacity: int) -> int:
         """A slot that holds at least `capacity` tokens."""
         slots, length = self.keys.shape[1:3]
-        if not self._free:
-            self._free.append(slots)
-            slots += 1
-        self._grow(slots, max(length, capacity))
-        return self._free.pop()
+        slot = self._free[-1] if self._free else slots
+        self._grow(max(slots, slot + 1), max(length, capacity))  # may fail: nothing is taken yet
+        if self._free:
+            self._free.pop()
+        return slot
 
     def close(self, slot: int) -> None:
         self._free.append(slot)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias, get_args, overload
 
 from torch import Tensor
 
@@ -53,12 +54,15 @@ class LLM:
             self._load_folder(resolve(model), config, adapter, progress)
         changes: dict[str, Any] = {}
         if eos_token_id is not None:
-            ids = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
+            many = isinstance(eos_token_id, list | tuple)
+            ids: Any = eos_token_id if many else [eos_token_id]
             changes["eos_ids"] = tuple(self._known_id("eos_token_id", i) for i in ids)
         if mask_token_id is not None:
             changes["mask_id"] = self._known_id("mask_token_id", mask_token_id)
         self.config = self.model.config = replace(self.model.config, **changes)
         self._known_id("the mask token", self.config.mask_id)
+        if self.config.mask_id in self.config.eos_ids:
+            raise ConfigError(f"token {self.config.mask_id} cannot be both mask and end of text")
         self.runner = ReferenceRunner(self.model)
         self._turn_ends: tuple[int, ...] = ()
         if self.tokenizer is not None and eos_token_id is None:
@@ -122,11 +126,14 @@ class LLM:
         self, prompts: Sequence[Prompt], config: DecodeConfig | None = None, *, size: int = 32
     ) -> Iterator[tuple[int, Output]]:
         """(index, output) of many prompts, `size` in flight at once, in order of completion."""
+        if size < 1:
+            raise ConfigError(f"size must be at least 1: got {size}")
         sessions: dict[int, int] = {}
+        encoded = [self.encode(prompt) for prompt in prompts]  # a bad one is found at once
 
         def begin() -> Iterator[Session]:
-            for index, prompt in enumerate(prompts):
-                session = self.session(prompt, config)
+            for index, ids in enumerate(encoded):
+                session = self.session(ids, config)
                 sessions[id(session)] = index
                 yield session
 
@@ -153,6 +160,12 @@ class LLM:
         family = family_named(self.config.family)
         family.check(self.config, config)
         ids = self.encode(prompt)
+        if len(ids) + config.max_new_tokens > self.config.max_positions:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens and {config.max_new_tokens} are to be added, "
+                f"but this model's context holds {self.config.max_positions}: "
+                "shorten the prompt or ask for fewer new tokens"
+            )
         eos = self.config.eos_ids + (self._turn_ends if config.early_stop else ())
         decoder = Decoder(
             config,
@@ -162,12 +175,6 @@ class LLM:
             shift=self.config.shift,
             aligned=self.config.trained_block is not None,
         )
-        if len(decoder.tokens) > self.config.max_positions:
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens and {config.max_new_tokens} are to be added, "
-                f"but this model's context holds {self.config.max_positions}: "
-                "shorten the prompt or ask for fewer new tokens"
-            )
         return Session(self.runner, self.tokenizer, decoder, ids)
 
     def forward(
@@ -183,25 +190,29 @@ class LLM:
         Under `block` attention the first `prompt_len` tokens are block 0; models that count blocks
         from position 0 need no `prompt_len`.
         """
+        if attention not in get_args(AttentionName):
+            raise ConfigError(f"attention must be full or block: got {attention!r}")
+        if block_size is not None and block_size < 1:
+            raise ConfigError(f"block_size must be at least 1: got {block_size}")
+        ids = self._checked(token_ids)
+        if not 0 < len(ids) <= self.config.max_positions:
+            raise PromptError(f"give 1 to {self.config.max_positions} tokens: got {len(ids)}")
         aligned = self.config.trained_block is not None
         if attention == "block" and (block_size is None or (prompt_len is None and not aligned)):
             raise ConfigError("block attention needs block_size, and prompt_len for this model")
-        return raw_logits(
-            self.model, self._checked(token_ids), attention, prompt_len or 0, block_size or 1
-        )
+        return raw_logits(self.model, ids, attention, prompt_len or 0, block_size or 1)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt: text, chat messages, or ids as they are."""
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise PromptError("this model has no tokenizer: give the prompt as token ids")
-            ids = self.tokenizer.encode(prompt)
-        elif prompt and isinstance(prompt[0], Mapping):
-            if self.tokenizer is None:
-                raise PromptError("this model has no tokenizer: give the prompt as token ids")
-            ids = self.tokenizer.chat(prompt)  # type: ignore[arg-type]
-        else:
-            ids = self._checked(prompt)  # type: ignore[arg-type]
+        is_chat = isinstance(prompt, list | tuple) and any(isinstance(p, Mapping) for p in prompt)
+        if (isinstance(prompt, str) or is_chat) and self.tokenizer is None:
+            raise PromptError("this model has no tokenizer: give the prompt as token ids")
+        given: Any = prompt
+        if self.tokenizer is not None and isinstance(prompt, str):
+            given = self.tokenizer.encode(prompt)
+        elif self.tokenizer is not None and is_chat:
+            given = self.tokenizer.chat(given)
+        ids = self._checked(given)
         if not ids:
             raise PromptError("the prompt is empty: give at least one token")
         return ids
@@ -217,13 +228,18 @@ class LLM:
         return session.output
 
     def _checked(self, token_ids: Sequence[int]) -> list[int]:
-        ids = [int(i) for i in token_ids]
-        for i in ids:
-            self._known_id("token id", i)
-        return ids
+        if isinstance(token_ids, bytes | Mapping) or not hasattr(token_ids, "__iter__"):
+            raise PromptError("a prompt is text, a list of chat messages or a list of token ids")
+        return [self._known_id("token id", i) for i in token_ids]
 
-    def _known_id(self, what: str, value: int) -> int:
+    def _known_id(self, what: str, value: object) -> int:
         size = self.model.config.vocab_size
+        try:
+            if isinstance(value, bool):
+                raise TypeError
+            value = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            raise PromptError(f"{what} must be a whole number: got {value!r}") from None
         if not 0 <= value < size:
             raise PromptError(f"{what} {value} is outside the vocabulary of {size}")
         return value
@@ -231,8 +247,7 @@ class LLM:
 
 def _is_many(prompts: object) -> bool:
     """A list of prompts, as against one prompt that is itself a list of ids or messages."""
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not prompts:
+    if not isinstance(prompts, list | tuple) or not prompts:
         return False
-    return isinstance(prompts[0], str) or (
-        isinstance(prompts[0], Sequence) and not isinstance(prompts[0], Mapping)
-    )
+    first = prompts[0]
+    return isinstance(first, str) or (hasattr(first, "__len__") and not isinstance(first, Mapping))

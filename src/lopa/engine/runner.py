@@ -19,6 +19,7 @@ from lopa.config import AttentionName, DecodeConfig
 from lopa.engine.attention import sdpa
 from lopa.engine.cache import Cache
 from lopa.engine.statistics import statistics
+from lopa.errors import LopaError
 from lopa.models.transformer import Transformer
 from lopa.sequence import BoolArray, IntArray, Plan, Stats
 
@@ -199,13 +200,18 @@ class ReferenceRunner:
                 )
         columns = [torch.cat(x).cpu().numpy() for x in zip(*found, strict=True)] if found else []
         shape = wanted.shape
-        kinds = (np.int64, np.float32, np.float32)
-        token, max_prob, ranking = (np.zeros(shape, kind) for kind in kinds)
+        token = np.zeros(shape, np.int64)
+        max_prob, ranking = np.zeros(shape), np.zeros(shape)
         for array, values in zip((token, max_prob, ranking), columns, strict=False):
             array[wanted] = values
+        if np.isnan(max_prob).any():
+            raise LopaError(
+                "the model's logits are not numbers: try another dtype, or fetch the weights again"
+            )
         return [
-            Stats(*(x[self._slots[i].rows, : p.rows.shape[1]] for x in (token, max_prob, ranking)))
+            Stats(token[here], max_prob[here], ranking[here])
             for i, p in plans
+            for here in [(self._slots[i].rows, slice(p.rows.shape[1]))]
         ]
 
     def _config_of(self, item: tuple[tuple[int, Plan], int]) -> DecodeConfig:

@@ -26,7 +26,7 @@ class Output:
     finish: FinishReason
     rounds: int
     tokens: int  # up to and including the end of text
-    tokens_paper: int  # whole blocks, filler behind the end of text included
+    tokens_paper: int  # all that were filled, filler behind the end of text included
     seconds: float  # spent in its rounds
     first_round_seconds: float
     config: DecodeConfig
@@ -119,7 +119,11 @@ class Session:
 
     def plan(self) -> Plan | None:
         """What this session wants forwarded next; None when the answer is complete."""
-        return self.decoder.plan() if self.output is None else None
+        if self.output is not None:
+            return None
+        if not self._open:
+            raise RuntimeError("this session is closed")
+        return self.decoder.plan()
 
     def take(self, record: Round, seconds: float) -> Event:
         """A round has been run and committed: what became of it."""
@@ -149,6 +153,8 @@ class Session:
         first = self.decoder.first_eos
         if first is not None:
             end = min(end, first)
+        if self.config.early_stop:  # blocks counted from position 0 may go beyond what was asked
+            end = min(end, self.config.max_new_tokens)
         for token in self.decoder.generated[self._taken : end].tolist():
             self._text += self._stream.push([token])
             self._taken += 1
@@ -182,9 +188,10 @@ class Session:
         counted = first + 1 if first is not None and first < settled else settled
         if self._stopped_at is not None:
             counted = self._taken
-        if config.early_stop:  # blocks counted from position 0 may go beyond what was asked for
+        if config.early_stop:
             counted = min(counted, config.max_new_tokens)
-        token_ids = generated[: counted if config.early_stop or config.stop else settled]
+        cut = config.early_stop or self._stopped_at is not None
+        token_ids = generated[: counted if cut else settled]
         text = self._text
         if self._stream is not None and self._stopped_at is None:
             text += self._stream.flush()
@@ -204,7 +211,7 @@ class Session:
             finish=decoder.finish,
             rounds=len(records),
             tokens=counted,
-            tokens_paper=len(generated),
+            tokens_paper=sum(token != decoder.mask_id for token in generated),
             seconds=sum(record.seconds for record in records),
             first_round_seconds=records[0].seconds if records else 0.0,
             config=config,

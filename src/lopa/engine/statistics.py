@@ -1,9 +1,9 @@
 """From logits to what a decoder needs: a token, its probability, a ranking confidence.
 
-Everything in fp32. The mask token is never predicted, but it keeps its share of the softmax, so
-confidences are those of the published loops. Draws come from a counter-based generator keyed by
-(seed, round, position, token id): they do not depend on the batch, the branch, the rank or the
-device, and every rank of a group draws the same.
+Everything in fp32 or better. The mask token is never predicted, but it keeps its share of the
+softmax, so confidences are those of the published loops. Draws come from a counter-based generator
+keyed by (seed, round, position, token id): they do not depend on the batch, the branch, the rank or
+the device, and every rank of a group draws the same.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ def statistics(
     mask_id: int,
     config: DecodeConfig,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """token [N] int64, max_prob [N] fp32, ranking [N] fp32."""
-    logits = logits.float()
+    """token [N] int64, max_prob [N] and ranking [N] in fp32 or better."""
+    # Fast-dLLM is published with a softmax in fp64: at 1 − 1e-9, fp32 sees only ties.
+    logits = logits.double() if config.decoder == "fast-dllm" else logits.float()
     if config.temperature > 0:
-        logits = logits / config.temperature
+        unfiltered = logits = logits / config.temperature
         logits = _keep_top(logits, config.top_p, config.top_k)
     probs = torch.softmax(logits, dim=-1)
     if config.temperature > 0:
@@ -34,7 +35,7 @@ def statistics(
         keys[:, mask_id] = -torch.inf
         # Where the filter left nothing but the mask token, the best other token stands in.
         only_mask = torch.isneginf(keys.amax(dim=-1))
-        keys[only_mask] = probs[only_mask]
+        keys[only_mask] = unfiltered[only_mask]
         keys[only_mask, mask_id] = -torch.inf
     else:
         keys = logits.clone()

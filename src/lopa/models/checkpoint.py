@@ -8,7 +8,6 @@ is merged with its neighbours or cast.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -65,13 +64,15 @@ def load(
     ):
         config, targets = tied, family.weight_targets(tied)  # no head in the files: it is shared
     lora = Lora.read(adapter, targets) if adapter else None
-    _check_names(folder, files, targets, family)
+    _check_names(folder, files, targets, family, config)
+    for path in {files[key] for key in targets}:  # before memory is asked for
+        _check_shapes(path, [key for key in targets if files[key] == path], targets)
     model = empty(config, device, dtype)
     parameters = dict(model.named_parameters())
     done = 0
     for path in sorted({files[key] for key in targets}):
         keys = [key for key in targets if files[key] == path]
-        for key, tensor in _read(path, keys, targets):
+        for key, tensor in _read(path, keys):
             if lora is not None:
                 tensor = lora.apply(key, tensor, device)
             _place(parameters, targets[key], tensor)
@@ -140,9 +141,10 @@ def _files(folder: Path) -> dict[str, Path]:
         if not isinstance(weight_map, dict):
             raise CheckpointError(f"{index} has no weight_map: fetch it again")
         files = {key: folder / str(name) for key, name in weight_map.items()}
-        for path in sorted(set(files.values())):
-            if path.resolve().parent != folder.resolve() and not path.exists():
-                raise CheckpointError(f"{index} names {path}, outside the folder: fetch it again")
+        for name in sorted(set(map(str, weight_map.values()))):
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise CheckpointError(f"{index} names {name}, outside the folder: fetch it again")
+            path = folder / name
             if not path.exists():
                 raise CheckpointError(f"{path} is missing: fetch the shard again")
     elif single.exists():
@@ -157,7 +159,11 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _check_names(
-    folder: Path, files: dict[str, Path], targets: dict[str, Target], family: Family
+    folder: Path,
+    files: dict[str, Path],
+    targets: dict[str, Target],
+    family: Family,
+    config: ModelConfig,
 ) -> None:
     """Every tensor that is needed is there, and none that is not known."""
     missing = [key for key in targets if key not in files]
@@ -167,10 +173,11 @@ def _check_names(
             + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
             + ": the checkpoint does not match its config.json"
         )
+    untied = family.weight_targets(replace(config, tied_head=False))  # a head that is not used
     unknown = [
         key
         for key in files
-        if key not in targets and not key.endswith(family.ignored) and key != "lm_head.weight"
+        if key not in targets and key not in untied and not key.endswith(family.ignored)
     ]
     if unknown:
         raise CheckpointError(
@@ -179,7 +186,7 @@ def _check_names(
         )
 
 
-def _read(path: Path, keys: list[str], targets: dict[str, Target]) -> Iterator[tuple[str, Tensor]]:
+def _check_shapes(path: Path, keys: list[str], targets: dict[str, Target]) -> None:
     header = safetensors_header(path)
     for key in keys:
         if key not in header:
@@ -190,14 +197,12 @@ def _read(path: Path, keys: list[str], targets: dict[str, Target]) -> Iterator[t
                 f"{path}: tensor {key} has shape {list(shape)} where config.json asks for "
                 f"{list(targets[key].shape)}"
             )
+
+
+def _read(path: Path, keys: list[str]) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             for key in keys:
                 yield key, file.get_tensor(key)
     except SafetensorError as error:
         raise CheckpointError(f"{path} cannot be read ({error}): fetch it again") from None
-
-
-def footprint(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of the weights in `dtype`."""
-    return math.ceil(config.parameters * torch.finfo(dtype).bits / 8)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from lopa.errors import CheckpointError
 
+_MOST_LAYERS = 10_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -38,6 +40,8 @@ class ModelConfig:
         for name in sizes.split():
             if getattr(self, name) < 1:
                 raise CheckpointError(f"config.json: {name} is {getattr(self, name)}, not above 0")
+        if self.layers > _MOST_LAYERS:  # each of them is listed before anything is read
+            raise CheckpointError(f"config.json: layers is {self.layers}: no model has so many")
         if self.heads % self.kv_heads:
             raise CheckpointError(
                 f"config.json: {self.heads} heads cannot share {self.kv_heads} key-value heads"

@@ -16,6 +16,10 @@ FAMILIES: tuple[Family, ...] = (dream.FAMILY, llada.FAMILY, sdar.FAMILY, fast_dl
 
 def family_of(raw: Mapping[str, Any]) -> Family:
     architectures = raw.get("architectures") or []
+    if isinstance(architectures, str):
+        architectures = [architectures]
+    if not isinstance(architectures, list):
+        raise CheckpointError(f"config.json: architectures is {architectures!r}, not a list")
     for family in FAMILIES:
         if any(a in family.architectures for a in architectures):
             return family

@@ -7,6 +7,7 @@ a model is of.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -70,14 +71,22 @@ def require(raw: Mapping[str, Any], name: str, kind: type = int) -> Any:
     wrong = isinstance(value, bool) and kind is not bool
     if kind is float and isinstance(value, int):
         value = float(value)
+    if isinstance(value, float) and not 0 < value < math.inf:
+        raise CheckpointError(f"config.json: {name} is {value}: this is not a complete checkpoint")
     if not isinstance(value, kind) or wrong:
         problem = "is missing" if value is None else f"is {value!r}, not {kind.__name__}"
         raise CheckpointError(f"config.json: {name} {problem}: this is not a complete checkpoint")
     return value
 
 
+def optional(raw: Mapping[str, Any], name: str, default: int) -> int:
+    """A whole number that config.json may leave out."""
+    return int(require(raw, name)) if raw.get(name) is not None else default
+
+
 def refuse(raw: Mapping[str, Any], unsupported: Mapping[str, tuple[object, ...]]) -> None:
     """Stop at a field whose value is none of those the transformer implements."""
+    unsupported = {**unsupported, "quantization_config": (None,)}
     for name, allowed in unsupported.items():
         if name in raw and raw[name] not in allowed:
             wants = " or ".join(repr(value) for value in allowed)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lopa.models.config import ModelConfig
-from lopa.models.family import Family
+from lopa.models.family import Family, optional
 from lopa.models.qwen import TINY, qwen_config, weight_targets
 
 _BLOCK, _MASK_ID = 32, 151665  # where config.json does not say; it never has the mask
@@ -22,8 +22,8 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
         qkv_bias=True,
         qk_norm=False,
         shift=True,
-        mask_id=raw.get("mask_token_id") or _MASK_ID,
-        trained_block=raw.get("bd_size") or _BLOCK,
+        mask_id=optional(raw, "mask_token_id", _MASK_ID),
+        trained_block=optional(raw, "bd_size", _BLOCK),
     )
 
 

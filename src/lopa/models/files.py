@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ def resolve(name: str | Path, what: str = "model") -> Path:
     """The folder of a built-in name, a local folder or a hub id (downloaded when needed)."""
     if str(name) in BUILT_IN and (BUILT_IN[str(name)] / "config.json").exists():
         return BUILT_IN[str(name)]
-    folder = Path(name).expanduser()
+    folder = Path(name)
+    with suppress(RuntimeError):  # no such user: then there is no such folder either
+        folder = folder.expanduser()
     if str(name) and folder.is_dir():
         return folder
     if folder.is_file():
@@ -45,7 +48,7 @@ def read_json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: is {path.parent} a model folder?") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}): fetch it again") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} holds no JSON object: fetch it again")
@@ -63,7 +66,12 @@ def safetensors_header(path: Path) -> dict[str, Any]:
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)
         ends = {key: 8 + length + value["data_offsets"][1] for key, value in header.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        for value in header.values():
+            value["shape"] = [int(size) for size in value["shape"]]
+    except (
+        *(OSError, ValueError, KeyError, TypeError, AttributeError),
+        *(IndexError, RecursionError),
+    ) as error:
         raise CheckpointError(
             f"{path} is not a valid safetensors file ({error}): fetch it again"
         ) from None

@@ -60,13 +60,14 @@ class Lora:
             with safe_open(path, framework="pt", device="cpu") as file:
                 for key in file.keys():  # noqa: SIM118 (safe_open is no mapping)
                     match = _KEY.match(key)
-                    if match is None or match[1] + ".weight" not in targets:
+                    target = targets.get(match[1] + ".weight") if match else None
+                    if match is None or target is None or len(target.shape) != 2:
                         raise CheckpointError(
                             f"{path}: {key} fits no layer of this model: "
                             "the adapter was made for another one"
                         )
                     halves.setdefault(match[1], {})[match[2]] = file.get_tensor(key)
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}): fetch it again") from None
         if not halves:
             raise CheckpointError(f"{path} holds no LoRA tensors")
@@ -103,7 +104,9 @@ class Lora:
 
 def _pattern(config: dict[str, Any], name: str, module: str, default: Any) -> Any:
     """PEFT's per-module exceptions: keys are regular expressions on the end of the name."""
-    for pattern, value in (config.get(name) or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
-    return default
+    patterns = config.get(name) or {}
+    try:
+        found = [v for p, v in patterns.items() if re.match(rf"(.*\.)?({p})$", module)]
+    except (AttributeError, re.error) as error:
+        raise CheckpointError(f"adapter_config.json: {name} cannot be read ({error})") from None
+    return found[0] if found else default

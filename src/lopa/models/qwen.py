@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from lopa.models.config import ModelConfig
-from lopa.models.family import Target, dtype_name, merged_targets, refuse, require, token_ids
+from lopa.models.family import (
+    Target,
+    dtype_name,
+    merged_targets,
+    optional,
+    refuse,
+    require,
+    token_ids,
+)
 
 _LAYER = "model.layers.{i}."
 _NAMES = {
@@ -41,6 +49,10 @@ def qwen_config(raw: Mapping[str, Any], **own: Any) -> ModelConfig:
             "num_experts": (None, 0),
         },
     )
+    rope = raw.get("rope_parameters")  # how newer files put theta, and scaling
+    if isinstance(rope, dict):
+        refuse(rope, {"rope_type": (None, "default")})
+        raw = {**rope, **raw}
     hidden, heads = require(raw, "hidden_size"), require(raw, "num_attention_heads")
     return ModelConfig(
         vocab_size=require(raw, "vocab_size"),
@@ -48,7 +60,7 @@ def qwen_config(raw: Mapping[str, Any], **own: Any) -> ModelConfig:
         layers=require(raw, "num_hidden_layers"),
         heads=heads,
         kv_heads=require(raw, "num_key_value_heads"),
-        head_dim=raw.get("head_dim") or hidden // heads,
+        head_dim=optional(raw, "head_dim", hidden // max(1, heads)),
         intermediate_size=require(raw, "intermediate_size"),
         norm_eps=require(raw, "rms_norm_eps", float),
         rope_theta=require(raw, "rope_theta", float),

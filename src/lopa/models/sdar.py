@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lopa.models.config import ModelConfig
-from lopa.models.family import Family
+from lopa.models.family import Family, optional
 from lopa.models.qwen import TINY, qwen_config, weight_targets
 
 # Where config.json does not say. Checkpoints trained with larger blocks have it in their name only
@@ -24,8 +24,8 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
         qkv_bias=bool(raw.get("attention_bias", False)),
         qk_norm=True,
         shift=False,
-        mask_id=raw.get("mask_token_id") or _MASK_ID,
-        trained_block=raw.get("block_size") or _BLOCK,
+        mask_id=optional(raw, "mask_token_id", _MASK_ID),
+        trained_block=optional(raw, "block_size", _BLOCK),
     )
 
 
