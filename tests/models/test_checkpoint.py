@@ -124,6 +124,13 @@ def write_adapter(folder: Path, rank: int = 4, **config: Any) -> dict[str, torch
     return tensors
 
 
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], r".*\.(q|v)_proj", "all-linear"])
+def test_lora_targets(folder: Path, targets: object) -> None:
+    write_adapter(folder / "a")
+    write_adapter(folder / "b", target_modules=targets)
+    assert torch.equal(logits(folder, adapter=folder / "a"), logits(folder, adapter=folder / "b"))
+
+
 @pytest.mark.parametrize(("rslora", "scale"), [(False, 2.0), (True, 4.0)])
 def test_lora_is_merged(folder: Path, rslora: bool, scale: float) -> None:
     adapter = folder / "adapter"
@@ -155,6 +162,9 @@ def test_lora_patterns(folder: Path) -> None:
         ({"bias": "all"}, "bias"),
         ({"r": 3}, "made for another one"),
         ({"r": None}, "lacks r or lora_alpha"),
+        ({"target_modules": ["q_proj", "k_proj"]}, "none of the target_modules"),
+        ({"target_modules": r".*\.q_proj"}, "none of the target_modules"),
+        ({"target_modules": "("}, "target_modules cannot be read"),
     ],
 )
 def test_adapters_that_do_not_fit(folder: Path, config: dict[str, Any], named: str) -> None:

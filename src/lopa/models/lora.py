@@ -85,6 +85,11 @@ class Lora:
         for module, half in halves.items():
             if half.keys() != {"A", "B"}:
                 raise CheckpointError(f"{path}: {module} has only one half of its LoRA pair")
+            if not _is_target(config.get("target_modules"), module):
+                raise CheckpointError(
+                    f"{path}: {module} is none of the target_modules of adapter_config.json: "
+                    "the two files are not of one adapter"
+                )
             rank = _pattern(config, "rank_pattern", module, config.get("r"))
             alpha = _pattern(config, "alpha_pattern", module, config.get("lora_alpha"))
             if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
@@ -100,6 +105,20 @@ class Lora:
             root = math.sqrt(rank) if config.get("use_rslora") else rank
             scales[module + ".weight"] = alpha / root
         return cls(pairs, scales)
+
+
+def _is_target(targets: Any, module: str) -> bool:
+    """As PEFT has it: a list of name endings, or one regular expression; left out is anything."""
+    if isinstance(targets, list):
+        return any(module == str(t) or module.endswith(f".{t}") for t in targets)
+    if not isinstance(targets, str) or targets == "all-linear":
+        return True
+    try:
+        return re.fullmatch(targets, module) is not None
+    except re.error as error:
+        raise CheckpointError(
+            f"adapter_config.json: target_modules cannot be read ({error})"
+        ) from None
 
 
 def _pattern(config: dict[str, Any], name: str, module: str, default: Any) -> Any:
