@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from lopa.cli.bench import bench
 from lopa.cli.chat import chat
 from lopa.cli.evaluate import evaluate
 from lopa.cli.generate import generate
@@ -33,6 +34,7 @@ for command in (generate, race, chat, doctor):
     app.command()(command)
 app.command("eval")(evaluate)
 app.add_typer(models, name="models")
+app.add_typer(bench, name="bench")
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,0 +1,59 @@
+"""What this device can do: bytes and operations per second, measured, and the floor they set."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from lopa.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Measured, not from a datasheet."""
+
+    bytes_per_second: float  # a large copy, bytes read and written
+    flops_per_second: float  # a large matrix product in the dtype
+
+    def floor(self, config: ModelConfig, tokens: int, dtype: torch.dtype) -> float:
+        """Least seconds of a forward: every weight read once, every product done once."""
+        size = torch.finfo(dtype).bits // 8
+        weights = config.parameters - config.vocab_size * config.hidden_size  # one row of it read
+        moved = weights * size / self.bytes_per_second
+        done = 2 * weights * tokens / self.flops_per_second
+        return max(moved, done)
+
+
+def measure(device: torch.device, dtype: torch.dtype) -> Ceilings:
+    """A second or two on any device."""
+    large = device.type != "cpu"
+    count = 2**30 if large else 2**25
+    source = torch.empty(count, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    copied = 2 * count / median_seconds(lambda: target.copy_(source), device)
+    side = 8192 if large else 768
+    a = torch.randn(side, side, device=device).to(dtype)
+    b = torch.randn(side, side, device=device).to(dtype)
+    return Ceilings(copied, 2 * side**3 / median_seconds(lambda: a @ b, device))
+
+
+def median_seconds(work: Callable[[], object], device: torch.device, repeats: int = 7) -> float:
+    """After two runs to warm up; each run is waited for."""
+    times = []
+    for index in range(repeats + 2):
+        synchronize(device)
+        began = time.perf_counter()
+        work()
+        synchronize(device)
+        if index >= 2:
+            times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

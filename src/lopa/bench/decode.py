@@ -1,0 +1,63 @@
+"""`lopa bench decode`: tokens per second of whole answers, the first round apart and included."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lopa.config import DecodeConfig
+from lopa.engine.llm import LLM, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSpeed:
+    """Over all prompts together; latencies are of whole answers."""
+
+    prompts: int
+    tokens: int
+    rounds: int
+    tpf: float
+    tokens_per_second: float  # first round included
+    tokens_per_second_after_first_round: float  # time and tokens of the first round left out
+    first_round_ms: float  # median
+    later_round_ms: float  # median
+    latency_ms_p50: float
+    latency_ms_p95: float
+    latency_ms_max: float
+
+
+def measure_decoding(
+    llm: LLM,
+    prompts: Sequence[Prompt],
+    config: DecodeConfig,
+    progress: Callable[[int, int], None] | None = None,
+) -> DecodeSpeed:
+    """Decode the prompts one by one, after one that is not counted."""
+    llm.generate(prompts[0], config)
+    outputs = []
+    for index, prompt in enumerate(prompts):
+        outputs.append(llm.generate(prompt, config))
+        if progress:
+            progress(index + 1, len(prompts))
+    tokens, rounds = sum(o.tokens for o in outputs), sum(o.rounds for o in outputs)
+    seconds = sum(o.seconds for o in outputs)
+    later = [r.seconds for o in outputs for r in o.trace.rounds[1:]]
+    first = [o.first_round_seconds for o in outputs]
+    first_tokens = sum(len(o.trace.rounds[0].fills) for o in outputs)
+    latencies = sorted(1e3 * o.seconds for o in outputs)
+    return DecodeSpeed(
+        prompts=len(outputs),
+        tokens=tokens,
+        rounds=rounds,
+        tpf=tokens / rounds,
+        tokens_per_second=tokens / seconds,
+        tokens_per_second_after_first_round=(
+            (tokens - first_tokens) / sum(later) if later else 0.0
+        ),
+        first_round_ms=1e3 * statistics.median(first),
+        later_round_ms=1e3 * statistics.median(later) if later else 0.0,
+        latency_ms_p50=statistics.median(latencies),
+        latency_ms_p95=latencies[min(len(latencies) - 1, int(0.95 * len(latencies)))],
+        latency_ms_max=latencies[-1],
+    )

@@ -1,0 +1,126 @@
+"""`lopa bench round`: the time of a whole round, decoder and host included, against its floor."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lopa.bench.ceilings import Ceilings, synchronize
+from lopa.config import DecodeConfig
+from lopa.decoding.decoder import Decoder
+from lopa.engine.llm import LLM
+from lopa.engine.runner import Runner
+from lopa.engine.session import Session
+from lopa.errors import ConfigError
+from lopa.sequence import Plan, Stats
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTime:
+    branches: int
+    window: int
+    prefix: int
+    tokens: int  # rows · window
+    rounds: int  # how many were timed
+    round_ms: float  # median: plan, forward, selection, commit
+    forward_ms: float  # median: the runner's forward, statistics on the host included
+    floor_ms: float
+    ratio: float  # round / floor
+    gigabytes_per_second: float  # weights over the round's time
+    teraflops: float
+
+
+class _Timed:
+    """A runner that keeps the time of its forwards."""
+
+    def __init__(self, runner: Runner, device: torch.device) -> None:
+        self.runner, self.device = runner, device
+        self.seconds: list[float] = []
+        self.open, self.close, self.commit = runner.open, runner.close, runner.commit
+
+    def forward(self, plans: Sequence[tuple[int, Plan]]) -> list[Stats]:
+        synchronize(self.device)
+        began = time.perf_counter()
+        found = self.runner.forward(plans)
+        synchronize(self.device)
+        self.seconds.append(time.perf_counter() - began)
+        return found
+
+
+def time_rounds(
+    llm: LLM, ceilings: Ceilings, *, branches: int, window: int, prefix: int, rounds: int
+) -> RoundTime:
+    """Rounds of `branches` + 1 rows of `window` tokens behind a cached prefix.
+
+    Nothing passes the threshold, so a round fills one or two tokens and the window keeps its size.
+    """
+    size = 32
+    blocks, rest = divmod(window, size)
+    if rest or blocks < 1:
+        raise ConfigError(f"window {window} is not a multiple of the block of {size}")
+    config = llm.decode_config(
+        decoder="lopa",
+        branches=branches,
+        block_size=size,
+        max_new_tokens=window,
+        append_at=0.0,
+        activate_at=1.0,
+        threshold=1.0,
+        early_stop=False,
+    )
+    timed = _Timed(llm.runner, llm.device)
+    whole: list[float] = []
+    forwards: list[float] = []
+    while len(whole) < rounds:
+        session = _session(llm, timed, config, prefix)
+        try:
+            while len(whole) < rounds:
+                synchronize(llm.device)
+                began = time.perf_counter()
+                event = session.step()
+                synchronize(llm.device)
+                seconds = time.perf_counter() - began
+                if event is None:
+                    break
+                record = event.round
+                full = record.branches[-1].end - record.start == window
+                if full and len(record.branches) == branches + 1 and record.start >= prefix:
+                    whole.append(seconds)
+                    forwards.append(timed.seconds[-1])
+        finally:
+            session.close()
+    tokens = (branches + 1) * window
+    median = statistics.median(whole)
+    floor = ceilings.floor(llm.config, tokens, llm.dtype)
+    weights = llm.config.parameters - llm.config.vocab_size * llm.config.hidden_size
+    return RoundTime(
+        branches=branches,
+        window=window,
+        prefix=prefix,
+        tokens=tokens,
+        rounds=len(whole),
+        round_ms=1e3 * median,
+        forward_ms=1e3 * statistics.median(forwards),
+        floor_ms=1e3 * floor,
+        ratio=median / floor,
+        gigabytes_per_second=weights * torch.finfo(llm.dtype).bits / 8 / median / 1e9,
+        teraflops=2 * weights * tokens / median / 1e12,
+    )
+
+
+def _session(llm: LLM, runner: Runner, config: DecodeConfig, prefix: int) -> Session:
+    ids = [1 + i % (llm.config.vocab_size // 2) for i in range(prefix)]
+    ids = [i if i != llm.config.mask_id else 0 for i in ids]
+    decoder = Decoder(
+        config,
+        ids,
+        mask_id=llm.config.mask_id,
+        eos_ids=(),
+        shift=llm.config.shift,
+        aligned=llm.config.trained_block is not None,
+    )
+    return Session(runner, None, decoder, ids)

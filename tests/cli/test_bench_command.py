@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import json
+
+from cli_support import DUMMY, Run
+
+
+def test_round(run: Run) -> None:
+    command = ("bench", "round", *DUMMY, "--branches", "0,2", "--window", "32,64", "--prefix", "40")
+    result = run(*command, "--rounds", "3", "--json")
+    found = json.loads(result.out)
+    lines = found["rounds"]
+    assert [(r["branches"], r["window"], r["tokens"]) for r in lines] == [
+        (0, 32, 32),
+        (2, 32, 96),
+        (0, 64, 64),
+        (2, 64, 192),
+    ]
+    for line in lines:
+        assert line["rounds"] == 3
+        assert 0 < line["forward_ms"] <= line["round_ms"]
+        assert line["ratio"] > 0.2  # a floor well above the time would be a wrong floor
+    assert {"torch", "dtype", "device"} <= set(found["host"])
+    assert "× floor" in run(*command[:4], "--branches", "0", "--window", "32", "--rounds", "1").out
+
+
+def test_decode(run: Run) -> None:
+    short = ("--limit", "2", "--max-new-tokens", "16", "--block-size", "8", "--branches", "2")
+    found = json.loads(run("bench", "decode", *DUMMY, *short, "--json").out)
+    assert found["prompts"] == 2
+    assert found["tpf"] == found["tokens"] / found["rounds"]
+    assert found["latency_ms_p50"] <= found["latency_ms_p95"] <= found["latency_ms_max"]
+    assert found["settings"]["branches"] == 2
+    assert "tokens per second" in run("bench", "decode", *DUMMY, *short).out
+
+
+def test_bad_input(run: Run) -> None:
+    assert "window 40 is not a multiple" in run("bench", "round", *DUMMY, "--window", "40").error
+    assert "branches must be whole numbers" in run("bench", "round", "--branches", "x").error
+    assert "no task 'x'" in run("bench", "decode", *DUMMY, "--task", "x").error
