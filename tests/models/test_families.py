@@ -66,6 +66,9 @@ def test_every_decoder_that_fits(tiny: Path, family: Family) -> None:
         early = llm.generate(prompt, llm.decode_config(decoder=decoder, max_new_tokens=32))
         assert len(early.token_ids) <= 32
         assert early.token_ids == output.token_ids[: len(early.token_ids)]
+        assert early.rounds <= output.rounds
+        if early.finish == "length":
+            assert len(early.token_ids) == 32
     assert llm.generate(prompt).config.decoder in family.decoders
 
 
@@ -233,7 +236,7 @@ def test_sdar_runs(run: dict[str, Any]) -> None:
 def test_lopa_on_sdar(branches: int, append_at: float) -> None:
     """Within a block (append at 1) and across blocks."""
     llm = LLM(goldens.MODELS / "sdar_a", device="cpu")
-    options = {"threshold": 0.85, "append_at": append_at, "max_new_tokens": 32}
+    options = {"threshold": 0.85, "append_at": append_at, "max_new_tokens": 32, "early_stop": False}
     config = llm.decode_config(decoder="lopa", branches=branches, **options)
     output = llm.generate(SDAR_RUNS[0]["prompt_ids"], config)
     plain = llm.generate(SDAR_RUNS[0]["prompt_ids"], llm.decode_config(decoder="d2f", **options))

@@ -197,6 +197,10 @@ class Decoder:
             first = self.first_eos
             if first is not None and self.settled > first:
                 self.end("eos")
+        # Where blocks are aligned the last may go beyond what was asked for: nobody waits for that.
+        enough = self.aligned and self.settled >= config.max_new_tokens
+        if config.early_stop and enough and self.finish is None:
+            self.end("length")
         return Round(
             index=self.round,
             start=plan.start,
