@@ -7,8 +7,6 @@ given; a file is written whole or not at all.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 from lopa.errors import LopaError
 from lopa.sequence import BlockView, Branch, Fill, Lookahead, Round, Trace
+from lopa.writing import write_lines
 
 _VERSION = 1
 
@@ -31,29 +30,7 @@ def lines(trace: Trace) -> Iterator[str]:
 
 
 def write(trace: Trace, path: Path) -> None:
-    """Write atomically: a reader sees the old file or the whole new one."""
-    path = path.resolve()  # a link stays a link
-    try:
-        if path.exists() and not path.is_file():  # a device or a pipe takes the lines as they come
-            with path.open("w", encoding="utf-8") as stream:
-                stream.writelines(line + "\n" for line in lines(trace))
-            return
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise LopaError(f"cannot write {path} ({error.strerror}): choose another place") from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in lines(trace))
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise LopaError(f"cannot write {path} ({error.strerror}): choose another place") from None
-    except ValueError as error:
-        raise LopaError(f"cannot write {path}: the run cannot be put as JSON ({error})") from None
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    write_lines(path, lines(trace))
 
 
 def read(path: Path) -> Trace:

@@ -105,7 +105,7 @@ def test_block_attention_needs_no_cache(
         plain = decode_uncached(llm, prompt, config).output
         assert plain is not None
         assert cached.token_ids == plain.token_ids
-        assert [r.fills for r in cached.trace.rounds] != []
+        assert cached.rounds > 3  # so that blocks have gone to the cache
         for ours, theirs in zip(cached.trace.rounds, plain.trace.rounds, strict=True):
             assert ours.winner == theirs.winner
             assert [f.position for f in ours.fills] == [f.position for f in theirs.fills]

@@ -23,6 +23,7 @@ from lopa.cli.options import (
 )
 from lopa.cli.terminal import notes
 from lopa.errors import ConfigError
+from lopa.writing import check_writable, write_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -61,6 +62,8 @@ def evaluate(
 
     if batch_size < 1:
         raise ConfigError(f"batch-size must be at least 1: got {batch_size}")
+    if samples is not None:
+        check_writable(samples, "samples")
     problems(task, split, 1, seed)  # a wrong name is found before the model is loaded
     llm = load(model, adapter, device, dtype)
     console = notes()
@@ -84,7 +87,7 @@ def evaluate(
             {"prompt": p.prompt, "text": o.text, "correct": right, **_figures(o)}
             for p, o, right in found
         ]
-        samples.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        write_lines(samples, (json.dumps(row, ensure_ascii=False) for row in rows))
     if as_json:
         print(json.dumps(report.summary(), ensure_ascii=False))
         return

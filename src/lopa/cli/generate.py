@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,7 +24,7 @@ from lopa.cli.options import (
     with_decoding,
 )
 from lopa.cli.terminal import note, safe_for, statistics
-from lopa.errors import ConfigError
+from lopa.writing import check_writable
 
 if TYPE_CHECKING:
     from lopa.engine.session import Output, Session
@@ -53,7 +50,7 @@ def generate(
     text = read_prompt(prompt)
     config = decode_config(model, decoding, preset)
     if trace is not None:
-        _check_writable(trace)
+        check_writable(trace, "trace")
     llm = load(model, adapter, device, dtype)
     with closing(llm.session(encode(llm, text, chat), config)) as session:
         # A pipe gets the answer whole or not at all; a terminal sees it grow.
@@ -86,18 +83,3 @@ def _watched(session: Session) -> Output:
             view.show(event)
     assert session.output is not None
     return session.output
-
-
-def _check_writable(path: Path) -> None:
-    """Find out before the run, not after it, that its record cannot be kept."""
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(0, "it is a folder")
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-        if path.exists() and not os.access(path, os.W_OK):
-            raise PermissionError(0, "it may not be overwritten")
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write the trace to {path} ({error.strerror}): choose another place"
-        ) from None

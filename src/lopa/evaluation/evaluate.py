@@ -77,10 +77,10 @@ def evaluate(
     task: str,
     config: DecodeConfig,
     *,
-    split: str = "eval",
-    limit: int = 500,
-    seed: int = 0,
-    batch_size: int = 1,
+    split: str,
+    limit: int,
+    seed: int,
+    batch_size: int,
     progress: Progress | None = None,
 ) -> tuple[Report, list[tuple[Problem, Output, bool]]]:
     """Decode and score; returns the report and every sample."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lopa.config import DecodeConfig, DecoderName
+from lopa.config import DecodeConfig, DecoderName, options_of
 from lopa.errors import CheckpointError, ConfigError
 from lopa.models.config import ModelConfig
 
@@ -48,8 +48,9 @@ class Family:
         if config.trained_block is None:
             return {}
         chosen = decoder or self.decoders[0]
-        attention = {} if chosen == "sdar" else {"attention": "block"}
-        return {"decoder": chosen, "block_size": config.trained_block, **attention}
+        suited = {"block_size": config.trained_block, "attention": "block"}
+        used = options_of(chosen)
+        return {"decoder": chosen} | {k: v for k, v in suited.items() if k in used}
 
     def check(self, config: ModelConfig, settings: DecodeConfig) -> None:
         """Refuse settings under which this model would give wrong results."""
