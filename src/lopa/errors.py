@@ -22,3 +22,7 @@ class CheckpointError(LopaError):
 
 class DeviceError(LopaError):
     """The requested device or precision does not exist here."""
+
+
+class CapacityError(LopaError):
+    """A request needs more cache than there is, or than is free now."""

@@ -165,8 +165,8 @@ def test_bad_arguments(llm: LLM) -> None:
         llm.forward([1], attention="block", prompt_len=1, block_size=0)
     with pytest.raises(LopaError, match="give 1 to"):
         llm.forward([])
-    with pytest.raises(LopaError, match="size must be at least 1"):
-        next(llm.generate_together(["x"], SHORT, size=0))
+    with pytest.raises(LopaError, match="max_running must be at least 1"):
+        next(llm.generate_together(["x"], SHORT, max_running=0))
     with pytest.raises(LopaError, match="both mask and end of text"):
         LLM("dummy:dream-tiny", device="cpu", eos_token_id=258)
     with pytest.raises(LopaError, match="must be a whole number"):

@@ -149,7 +149,7 @@ def test_together_equals_alone(size: int, attention: str) -> None:
     )
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 190, rng.integers(1, 30)).tolist() for _ in range(12)]
-    found = dict(llm.generate_together(prompts, config, size=size))
+    found = dict(llm.generate_together(prompts, config, max_running=size))
     for index, prompt in enumerate(prompts):
         alone = llm.generate(prompt, config)
         assert found[index].token_ids == alone.token_ids

@@ -40,9 +40,10 @@ class _Timed:
     def __init__(self, runner: Runner, device: torch.device) -> None:
         self.runner, self.device = runner, device
         self.seconds: list[float] = []
-        self.open, self.close, self.commit = runner.open, runner.close, runner.commit
+        self.check, self.open, self.close = runner.check, runner.open, runner.close
+        self.commit = runner.commit
 
-    def forward(self, plans: Sequence[tuple[int, Plan]]) -> list[Stats]:
+    def forward(self, plans: Sequence[tuple[int, Plan]]) -> Sequence[Stats | None]:
         synchronize(self.device)
         began = time.perf_counter()
         found = self.runner.forward(plans)

@@ -13,8 +13,9 @@ from torch import Tensor
 from lopa.config import AttentionName, DecodeConfig
 from lopa.decoding.decoder import Decoder
 from lopa.engine.device import choose_device, choose_dtype
+from lopa.engine.engine import MAX_RUNNING, TOKEN_BUDGET, Engine
 from lopa.engine.runner import ReferenceRunner, raw_logits
-from lopa.engine.session import Event, Output, Session, run_together
+from lopa.engine.session import Event, Output, Session
 from lopa.errors import CheckpointError, ConfigError, PromptError
 from lopa.models import checkpoint
 from lopa.models.config import ModelConfig
@@ -123,11 +124,15 @@ class LLM:
         return self._generate(prompts, config)
 
     def generate_together(
-        self, prompts: Sequence[Prompt], config: DecodeConfig | None = None, *, size: int = 32
+        self,
+        prompts: Sequence[Prompt],
+        config: DecodeConfig | None = None,
+        *,
+        max_running: int = MAX_RUNNING,
+        token_budget: int = TOKEN_BUDGET,
     ) -> Iterator[tuple[int, Output]]:
-        """(index, output) of many prompts, `size` in flight at once, in order of completion."""
-        if size < 1:
-            raise ConfigError(f"size must be at least 1: got {size}")
+        """(index, output) of many prompts, `max_running` at once, in order of completion."""
+        engine = Engine(self.runner, max_running=max_running, token_budget=token_budget)
         sessions: dict[int, int] = {}
         encoded = [self.encode(prompt) for prompt in prompts]  # a bad one is found at once
 
@@ -137,7 +142,7 @@ class LLM:
                 sessions[id(session)] = index
                 yield session
 
-        for session in run_together(self.runner, begin(), size):
+        for session in engine.run(begin()):
             assert session.output is not None
             yield sessions.pop(id(session)), session.output
 

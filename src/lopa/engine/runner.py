@@ -29,12 +29,16 @@ _HEAD_ROWS = 4096  # logits are made for at most this many positions at once
 class Runner(Protocol):
     """What an engine needs of a runner; slots are opaque to it."""
 
-    def open(self, config: DecodeConfig, capacity: int) -> int:
-        """A slot for one sequence of at most `capacity` tokens."""
+    def check(self, capacity: int) -> None:
+        """Refuse what no empty cache could hold."""
+
+    def open(self, config: DecodeConfig, capacity: int) -> int | None:
+        """A slot for one sequence of at most `capacity` tokens; None when there is no room now."""
 
     def close(self, slot: int) -> None: ...
 
-    def forward(self, plans: Sequence[tuple[int, Plan]]) -> list[Stats]: ...
+    def forward(self, plans: Sequence[tuple[int, Plan]]) -> Sequence[Stats | None]:
+        """The statistics of each plan; None: the same plan wants another forward."""
 
     def commit(self, winners: Sequence[tuple[int, int]]) -> None:
         """(slot, winning row) of every plan of the last forward."""
@@ -70,6 +74,9 @@ class ReferenceRunner:
         self.cache = Cache(model.config, parameter.device, parameter.dtype)
         self._slots: dict[int, _Slot] = {}
         self._staged: _Staged | None = None
+
+    def check(self, capacity: int) -> None:
+        """The cache grows as it is needed."""
 
     def open(self, config: DecodeConfig, capacity: int) -> int:
         slot = self.cache.open(capacity)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from lopa.config import DecodeConfig
 from lopa.decoding.decoder import Decoder
 from lopa.engine.runner import Runner
-from lopa.errors import ConfigError
+from lopa.errors import CapacityError, ConfigError
 from lopa.models.stream_decoder import StreamDecoder
 from lopa.models.tokenizer import Tokenizer
 from lopa.sequence import FinishReason, Plan, Round, Trace
@@ -98,13 +97,27 @@ class Session:
         self.tokenizer = tokenizer
         self.trace = Trace(list(prompt_ids), self.config.settings())
         self.output: Output | None = None
-        self.slot = runner.open(self.config, len(decoder.tokens))
-        self._open = True
+        self.slot = -1  # the runner's, from `open` to `close`
+        self._closed = False
         self._stream = StreamDecoder(tokenizer) if tokenizer else None
         self._taken = 0  # settled tokens already handed to the stream decoder
         self._text = ""  # settled text
         self._sent = 0
         self._stopped_at: int | None = None  # length of the text before the stop string
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that it may come to hold, prompt included."""
+        return len(self.decoder.tokens)
+
+    def open(self) -> bool:
+        """Take a slot of the runner, if there is room; nothing happens when it has one."""
+        if self._closed:
+            raise RuntimeError("this session is closed")
+        if self.slot < 0:
+            slot = self.runner.open(self.config, self.capacity)
+            self.slot = -1 if slot is None else slot
+        return self.slot >= 0
 
     def step(self) -> Event | None:
         """One round on its own; None when the answer is complete."""
@@ -112,7 +125,11 @@ class Session:
         plan = self.plan()
         if plan is None:
             return None
-        (stats,) = self.runner.forward([(self.slot, plan)])
+        if not self.open():
+            raise CapacityError("no room in the cache: other requests hold it")
+        stats = None
+        while stats is None:  # a long prompt takes several forwards
+            (stats,) = self.runner.forward([(self.slot, plan)])
         record = self.decoder.advance(stats)
         self.runner.commit([(self.slot, record.winner)])
         return self.take(record, time.perf_counter() - began)
@@ -121,7 +138,7 @@ class Session:
         """What this session wants forwarded next; None when the answer is complete."""
         if self.output is not None:
             return None
-        if not self._open:
+        if self._closed:
             raise RuntimeError("this session is closed")
         return self.decoder.plan()
 
@@ -141,9 +158,10 @@ class Session:
 
     def close(self) -> None:
         """Free the slot; safe to call twice, and in the middle of a run."""
-        if self._open:
-            self._open = False
+        self._closed = True
+        if self.slot >= 0:
             self.runner.close(self.slot)
+            self.slot = -1
 
     def _settle(self) -> None:
         """Turn the tokens that are final by now into text, and look for a stop string."""
@@ -225,30 +243,3 @@ def _overlap(text: str, stop: str) -> int:
         if text.endswith(stop[:length]):
             return length
     return 0
-
-
-def run_together(runner: Runner, sessions: Iterator[Session], size: int) -> Iterator[Session]:
-    """Run sessions of one runner, at most `size` at once, each round in one forward.
-
-    The next one is taken up as soon as another has finished; finished ones are yielded, in the
-    order in which they finish. On the way out every slot is freed.
-    """
-    running: list[Session] = []
-    try:
-        while True:
-            running += islice(sessions, size - len(running))
-            if not running:
-                return
-            began = time.perf_counter()
-            plans = [(s.slot, plan) for s in running if (plan := s.plan()) is not None]
-            statistics = runner.forward(plans)
-            records = [s.decoder.advance(x) for s, x in zip(running, statistics, strict=True)]
-            runner.commit([(s.slot, r.winner) for s, r in zip(running, records, strict=True)])
-            seconds = time.perf_counter() - began
-            for session, record in zip(tuple(running), records, strict=True):
-                if session.take(record, seconds).output is not None:
-                    running.remove(session)
-                    yield session
-    finally:
-        for session in running:
-            session.close()

@@ -88,7 +88,7 @@ def evaluate(
     began = time.perf_counter()
     outputs: dict[int, Output] = {}
     prompts = [problem.prompt for problem in asked]
-    for index, output in llm.generate_together(prompts, config, size=batch_size):
+    for index, output in llm.generate_together(prompts, config, max_running=batch_size):
         outputs[index] = output
         if progress:
             progress(len(outputs), len(asked))

@@ -1,0 +1,136 @@
+"""The engine: many sessions on one runner, each round in one forward (continuous batching).
+
+Sessions wait in line and are taken up in their order as soon as the runner has room for them. A
+round takes as many running sessions as its token budget allows, in turn, so that none is left
+behind; a session that could not go this time goes first the next time. It knows nothing of text or
+of the network: whoever drives it adds sessions, calls `step` and hands the events on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from lopa.engine.runner import Runner
+from lopa.engine.session import Event, Session
+from lopa.errors import ConfigError
+from lopa.sequence import Plan
+
+MAX_RUNNING = 32
+TOKEN_BUDGET = 8192
+
+
+class Engine:
+    """Not thread-safe: one loop owns it."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        max_running: int = MAX_RUNNING,  # sessions that hold a slot at once
+        token_budget: int = TOKEN_BUDGET,  # tokens (rows · window) forwarded in a round
+    ) -> None:
+        if max_running < 1:
+            raise ConfigError(f"max_running must be at least 1: got {max_running}")
+        if token_budget < 1:
+            raise ConfigError(f"token_budget must be at least 1: got {token_budget}")
+        self.runner = runner
+        self.max_running = max_running
+        self.token_budget = token_budget
+        self.waiting: deque[Session] = deque()
+        self.running: deque[Session] = deque()  # whose turn it is, first
+        self._began: dict[int, float] = {}  # by slot: when its round was first forwarded
+
+    def add(self, session: Session) -> None:
+        """Wait in line. A session that the runner can never hold is refused here."""
+        self.runner.check(session.capacity)
+        self.waiting.append(session)
+
+    def abort(self, session: Session) -> None:
+        """Drop a session wherever it is; its slot is free at once."""
+        for line in (self.waiting, self.running):
+            if session in line:
+                line.remove(session)
+        self._let_go(session)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def step(self) -> list[tuple[Session, Event]]:
+        """One round: what became of each session that went. Finished ones have left."""
+        self._admit()
+        turn = self._turn()
+        if not turn:
+            return []
+        began = time.perf_counter()
+        for session, _ in turn:
+            self._began.setdefault(session.slot, began)
+        found = self.runner.forward([(session.slot, plan) for session, plan in turn])
+        # A long prompt takes several forwards: None until it is through.
+        done = [(s, stats) for (s, _), stats in zip(turn, found, strict=True) if stats is not None]
+        records = [session.decoder.advance(stats) for session, stats in done]
+        self.runner.commit(
+            [(s.slot, record.winner) for (s, _), record in zip(done, records, strict=True)]
+        )
+        ended = time.perf_counter()
+        events = []
+        for (session, _), record in zip(done, records, strict=True):
+            event = session.take(record, ended - self._began.pop(session.slot))
+            if session.output is not None:
+                self.running.remove(session)
+                self._let_go(session)
+            events.append((session, event))
+        return events
+
+    def run(self, sessions: Iterator[Session]) -> Iterator[Session]:
+        """Run sessions to their end, never more of them at once than fit; in order of completion.
+
+        On the way out every slot is freed.
+        """
+        try:
+            while True:
+                while len(self.running) + len(self.waiting) < self.max_running:
+                    session = next(sessions, None)
+                    if session is None:
+                        break
+                    self.add(session)
+                if not self.busy:
+                    return
+                for session, event in self.step():
+                    if event.output is not None:
+                        yield session
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Drop every session."""
+        for session in [*self.waiting, *self.running]:
+            self.abort(session)
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.max_running:
+            if not self.waiting[0].open():
+                return  # no room until another has finished
+            # New ones go first: their first round is what their user waits for.
+            self.running.appendleft(self.waiting.popleft())
+
+    def _turn(self) -> list[tuple[Session, Plan]]:
+        """The sessions of this round, at least one; they move to the end of the line."""
+        turn: list[tuple[Session, Plan]] = []
+        tokens = 0
+        for session in self.running:
+            plan = session.plan()
+            assert plan is not None
+            tokens += plan.rows.size
+            if turn and tokens > self.token_budget:
+                break
+            turn.append((session, plan))
+        self.running.rotate(-len(turn))
+        return turn
+
+    def _let_go(self, session: Session) -> None:
+        if session.slot >= 0:
+            self._began.pop(session.slot, None)
+        session.close()
