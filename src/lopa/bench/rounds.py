@@ -41,7 +41,7 @@ class _Timed:
         self.runner, self.device = runner, device
         self.seconds: list[float] = []
         self.check, self.open, self.close = runner.check, runner.open, runner.close
-        self.commit = runner.commit
+        self.reused, self.cost, self.commit = runner.reused, runner.cost, runner.commit
 
     def forward(self, plans: Sequence[tuple[int, Plan]]) -> Sequence[Stats | None]:
         synchronize(self.device)
