@@ -20,6 +20,7 @@ from lopa.cli.options import (
     JsonOption,
     ModelOption,
     PresetOption,
+    QuantizeOption,
     decode_config,
     with_decoding,
 )
@@ -42,6 +43,7 @@ def bench_round(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to time for each line.")] = 24,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Time whole rounds, decoder and host included, and compare with what the device allows.
@@ -50,11 +52,12 @@ def bench_round(
     measured matrix rate.
     """
     counts, windows = _numbers("branches", branches, 0), _numbers("window", window, 32)
-    llm = load(model, None, device, dtype)
+    llm = load(model, None, device, dtype, quantize)
     from lopa.bench.ceilings import measure
     from lopa.bench.rounds import time_rounds
+    from lopa.engine.quantize import KINDS
 
-    ceilings = measure(llm.device, llm.dtype)
+    ceilings = measure(llm.device, llm.dtype, KINDS[llm.quantize] if llm.quantize else None)
     console = notes()
     lines = []
     for tokens in windows:
@@ -71,13 +74,23 @@ def bench_round(
             "host": host(llm),
             "bytes_per_second": ceilings.bytes_per_second,
             "flops_per_second": ceilings.flops_per_second,
+            "quantised_flops_per_second": ceilings.quantised_flops_per_second,
             "rounds": [asdict(line) for line in lines],
         }
         print(json.dumps(found))
         return
     rates = ceilings.bytes_per_second / 1e9, ceilings.flops_per_second / 1e12
     print(f"{_host_line(llm)}; copies {rates[0]:.0f} GB/s, products {rates[1]:.2f} TFLOP/s")
-    heads = ("branches", "window", "tokens", "round ms", "forward ms", "floor ms", "× floor")
+    heads = (
+        "branches",
+        "window",
+        "tokens",
+        "round ms",
+        "forward ms",
+        "host ms",
+        "floor ms",
+        "× floor",
+    )
     _print_table(
         (*heads, "GB/s", "TFLOP/s"),
         [
@@ -87,6 +100,7 @@ def bench_round(
                 str(r.tokens),
                 f"{r.round_ms:.2f}",
                 f"{r.forward_ms:.2f}",
+                f"{r.host_ms:.2f}",
                 f"{r.floor_ms:.2f}",
                 f"{r.ratio:.2f}",
                 f"{r.gigabytes_per_second:.1f}",
@@ -108,6 +122,7 @@ def bench_decode(
     adapter: AdapterOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
     preset: PresetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -116,7 +131,7 @@ def bench_decode(
     from lopa.evaluation.evaluate import problems
 
     asked = problems(task, "eval", limit, seed)
-    llm = load(model, adapter, device, dtype)
+    llm = load(model, adapter, device, dtype, quantize)
     from rich.progress import Progress
 
     from lopa.bench.decode import measure_decoding
@@ -149,6 +164,7 @@ def host(llm: LLM) -> dict[str, Any]:
         "model": llm.name,
         "device": torch.cuda.get_device_name(llm.device) if cuda else platform.machine(),
         "dtype": str(llm.dtype).removeprefix("torch."),
+        "quantize": llm.quantize,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "lopa": VERSION,

@@ -6,7 +6,7 @@ The device's side is a `Step`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -54,7 +54,7 @@ class PagedRunner:
         *,
         reuse: Reuse = "exact",
         prefill_tokens: int = PREFILL_TOKENS,
-        step: type[Step] = Step,
+        step: Callable[[Transformer, Pages], Step] = Step,
     ) -> None:
         self.model = model
         self.config = model.config

@@ -36,6 +36,8 @@ class Step:
         self.attention = attention
         self.device = pages.keys.device
         self.carry = torch.zeros(1, model.config.hidden_size, device=self.device, dtype=self.dtype)
+        self.timed = False  # set by whoever measures
+        self.forward_seconds: float | None = None  # of the last one, by the device's own clock
         self._keys: list[Tensor] = []  # staged, by layer: [T, kv_heads, d]
         self._values: list[Tensor] = []
         self._hidden: Tensor | None = None  # [T, hidden]
