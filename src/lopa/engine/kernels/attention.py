@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lopa.engine.pages import PAGE
 
-TILE = 64  # folded queries a program
+SMALL, LARGE = 64, 128  # folded queries a program: small ones until there is plenty to do
 
 
 class Rows(NamedTuple):
@@ -32,6 +32,7 @@ class Rows(NamedTuple):
     slot: Tensor  # [R]
     blocks: Tensor  # [T]
     table: Tensor  # [slots, most pages a slot] pages of each slot
+    tile: int  # folded queries a tile
 
 
 @triton.jit
@@ -233,11 +234,11 @@ def attend(
         KV_HEADS=kv_heads,
         D=dim,
         PAGE=PAGE,
-        TILE=TILE,
+        TILE=rows.tile,
         KEYS=64,
         SPLITS=splits,
         PRECISE=q.dtype == torch.float32,
-        num_warps=4,
+        num_warps=rows.tile // 16,
         num_stages=3 if q.dtype != torch.float32 else 1,
     )
     if splits > 1:
@@ -246,6 +247,10 @@ def attend(
     return out
 
 
-def most_tiles(tokens: int, rows: int, group: int) -> int:
+def tile_size(tokens: int, heads: int) -> int:
+    return LARGE if tokens * heads >= 100 * LARGE else SMALL
+
+
+def most_tiles(tokens: int, rows: int, group: int, tile: int) -> int:
     """Tiles that a batch of so many tokens and rows can need."""
-    return triton.cdiv(tokens * group, TILE) + rows
+    return triton.cdiv(tokens * group, tile) + rows
