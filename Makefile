@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test lint clean
+.PHONY: run test test-engine lint clean
 
 run: $(READY)
 	$(BIN)/lopa race --max-new-tokens 128
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# A soak of the engine, and whole decodes in Triton's interpreter.
+test-engine: $(READY)
+	$(BIN)/python -m pytest tests/engine -m engine -n 2 --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -19,7 +19,7 @@ from lopa.engine.batch import Batch
 from lopa.engine.kernels import pointwise
 from lopa.engine.kernels.attention import Rows, attend, most_tiles, tile_size
 from lopa.engine.kernels.confidence import RANKINGS, confidence
-from lopa.engine.kernels.moves import fetch, gather, settle
+from lopa.engine.kernels.moves import gather, settle
 from lopa.engine.pages import PAGE, Pages, pages_for
 from lopa.engine.quantize import QuantizedLinear
 from lopa.engine.scaled import Scaled
@@ -103,15 +103,13 @@ class FusedStep(Step):
         self._staged_values = pages.values[:, :0]
         self._hidden_rows = self.carry[:0]
         self._captured: dict[Sizes, _Captured] = {}
-        self.fetch_bytes = 20 * 2**20 if self.graphs else 0
-        self._beside = torch.cuda.Stream(self.device) if self.graphs else None  # type: ignore[no-untyped-call]
-        self._memory = torch.cuda.graph_pool_handle() if self.graphs else None
+        self._forget()
 
     def open(self, slot: int, pages: Sequence[int]) -> None:
         if slot >= len(self.table):
             self.table = torch.cat([self.table, torch.zeros_like(self.table)])
             self.carry = torch.cat([self.carry, torch.zeros_like(self.carry)])
-            self._captured.clear()
+            self._forget()
             self.open(slot, pages)
             return
         self.table[slot, : len(pages)] = torch.tensor(pages, dtype=torch.int32, device=self.device)
@@ -203,7 +201,12 @@ class FusedStep(Step):
         self._staged_keys = torch.empty(shape, dtype=self.dtype, device=self.device)
         self._staged_values = torch.empty_like(self._staged_keys)
         self._hidden_rows = self.carry.new_empty(tokens, config.hidden_size)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Graphs that were captured on buffers that are gone. Their memory goes with them."""
         self._captured.clear()
+        self._memory = torch.cuda.graph_pool_handle() if self.graphs else None
 
     def _capture(self, sizes: Sizes) -> None:
         if len(self._captured) >= _MOST_GRAPHS:
@@ -323,8 +326,6 @@ class FusedStep(Step):
         heads, dim = config.heads, config.head_dim
         programs = max(1, count * heads // rows.tile)
         splits = max(1, min(8, _WAVES // programs))
-        # While a small batch attends, the memory is idle: the next weights can be on their way.
-        beside = self._beside if self.fetch_bytes and programs * splits <= _WAVES else None
         cos, sin = self._cos[positions], self._sin[positions]
         x = self.model.embedding(tokens)
         layers: list[Layer] = list(self.model.layers)  # type: ignore[arg-type]
@@ -337,11 +338,6 @@ class FusedStep(Step):
             if config.qk_norm:
                 weights = attention.q_norm.weight, attention.k_norm.weight
             pointwise.rotate(qkv, cos, sin, weights, config.norm_eps, keys, values, heads)
-            if beside is not None:
-                beside.wait_stream(torch.cuda.current_stream(self.device))
-                with torch.cuda.stream(beside):
-                    fetch(attention.out.weight)
-                    fetch(feed_forward.gate_up.weight, self.fetch_bytes)
             mixed = attend(
                 qkv.view(count, -1, dim)[:, :heads],
                 keys,
@@ -362,8 +358,6 @@ class FusedStep(Step):
             else:
                 h = _normed(x, out, self.model.norm, None)
             yield x
-        if beside is not None:
-            torch.cuda.current_stream(self.device).wait_stream(beside)
         assert isinstance(h, Tensor)
         yield h
 

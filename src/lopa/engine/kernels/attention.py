@@ -37,7 +37,7 @@ class Rows(NamedTuple):
 
 @triton.jit
 def _scores_step(q, keys, values, seen, scale, best, total, mixed, PRECISE: tl.constexpr):
-    """One tile of keys of the running softmax: keys, values [KEYS, D], seen [TILE, KEYS]."""
+    """One tile of keys of the running softmax: keys, values [PAGE, D], seen [TILE, PAGE]."""
     if PRECISE:
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
     else:
@@ -85,7 +85,6 @@ def _attend(
     D: tl.constexpr,
     PAGE: tl.constexpr,
     TILE: tl.constexpr,
-    KEYS: tl.constexpr,
     SPLITS: tl.constexpr,
     PRECISE: tl.constexpr,
 ):
@@ -119,24 +118,25 @@ def _attend(
     mixed = tl.zeros([TILE, D], tl.float32)
 
     # The pages: this split's share of them, the window's own positions left out.
-    share = tl.cdiv(tl.cdiv(cached, KEYS), SPLITS) * KEYS
+    inside_page = tl.arange(0, PAGE)
+    offsets = inside_page[:, None] * (KV_HEADS * D) + head * D + dims[None, :]
+    count = tl.cdiv(cached, PAGE)
+    share = tl.cdiv(count, SPLITS)
     first = split * share
-    for at in range(first, tl.minimum(first + share, cached), KEYS):
-        position = at + tl.arange(0, KEYS)
+    for index in range(first, tl.minimum(first + share, count)):
+        page = tl.load(pages + index).to(tl.int64) * (PAGE * KV_HEADS * D)
+        position = index * PAGE + inside_page
         there = position < cached
-        page = tl.load(pages + position // PAGE, mask=there, other=0)
-        place = (page * PAGE + position % PAGE).to(tl.int64)
-        offsets = place[:, None] * (KV_HEADS * D) + head * D + dims[None, :]
-        keys = tl.load(pool_k + offsets, mask=there[:, None], other=0.0)
-        values = tl.load(pool_v + offsets, mask=there[:, None], other=0.0)
+        keys = tl.load(pool_k + page + offsets, mask=there[:, None], other=0.0)
+        values = tl.load(pool_v + page + offsets, mask=there[:, None], other=0.0)
         seen = there & ((position < start) | (position >= start + length))
         best, total, mixed = _scores_step(
             queries, keys, values, live[:, None] & seen[None, :], scale, best, total, mixed, PRECISE
         )
     # The window, by the last split.
     window = tl.where(split == SPLITS - 1, length, 0)
-    for at in range(0, window, KEYS):
-        column = at + tl.arange(0, KEYS)
+    for at in range(0, window, PAGE):
+        column = at + inside_page
         there = column < length
         where = (begin + column).to(tl.int64)
         keys = tl.load(
@@ -235,7 +235,6 @@ def attend(
         D=dim,
         PAGE=PAGE,
         TILE=rows.tile,
-        KEYS=64,
         SPLITS=splits,
         PRECISE=q.dtype == torch.float32,
         num_warps=rows.tile // 16,

@@ -43,7 +43,6 @@ def _survey(
         return
     heat = tl.load(temperature + row)
     drawn = heat > 0
-    divisor = tl.where(drawn, heat, 1.0)
     position = tl.load(settings + row * 4)
     turn = tl.load(settings + row * 4 + 1)
     counter = _mix(_mix(position * 0x9E3779B1 + turn) ^ tl.load(settings + row * 4 + 2))
@@ -58,7 +57,9 @@ def _survey(
         ids = begin + tl.arange(0, BLOCK)
         inside = ids < vocab
         x = tl.load(logits + row * stride + ids, mask=inside, other=-float("inf"))
-        x = x.to(tl.float32) / divisor
+        x = x.to(tl.float32)
+        if drawn:
+            x = x / heat
         top = tl.maximum(largest, tl.max(x, 0))
         total = total * tl.exp(largest - top) + tl.sum(tl.exp(x - top), 0)
         largest = top
@@ -115,8 +116,8 @@ def _rank(
     if ranking <= 0:
         return
     heat = tl.load(temperature + row)
-    divisor = tl.where(heat > 0, heat, 1.0)
     largest, total, token, _ = _settled(found, tokens, row, PARTS)
+    inverse = 1.0 / total
     entropy = 0.0
     other = -float("inf")
     share = tl.cdiv(tl.cdiv(vocab, BLOCK), PARTS) * BLOCK
@@ -124,11 +125,13 @@ def _rank(
     for begin in range(first, tl.minimum(first + share, vocab), BLOCK):
         ids = begin + tl.arange(0, BLOCK)
         x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=-float("inf"))
-        x = x.to(tl.float32) / divisor
+        x = x.to(tl.float32)
+        if heat > 0:
+            x = x / heat
         if ranking == 1:
             other = tl.maximum(other, tl.max(tl.where(ids == token, -float("inf"), x), 0))
         else:
-            p = tl.exp(x - largest) / total
+            p = tl.exp(x - largest) * inverse
             entropy += tl.sum(p * tl.log(p + 1e-10), 0)
     tl.store(shares + row * PARTS + part, tl.where(ranking == 1, other, entropy))
 
@@ -161,8 +164,7 @@ def confidence(
 ) -> None:
     count, vocab = logits.shape
     block = min(4096, triton.next_power_of_2(vocab))
-    # About four programs for each multiprocessor of a large device.
-    parts = triton.next_power_of_2(max(1, min(512 // max(1, count), vocab // block)))
+    parts = triton.next_power_of_2(min(16, triton.cdiv(vocab, block)))
     found = torch.empty(count, 4, parts, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(count, parts, dtype=torch.int32, device=logits.device)
     shares = torch.empty(count, parts, dtype=torch.float32, device=logits.device)

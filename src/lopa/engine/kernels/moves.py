@@ -71,25 +71,3 @@ def gather(hidden: Tensor, carry: Tensor, source: Tensor) -> Tensor:
     block = min(1024, triton.next_power_of_2(size))
     _gather[(len(source), triton.cdiv(size, block))](hidden, carry, source, out, size, BLOCK=block)
     return out
-
-
-@triton.jit
-def _fetch(x, lines, BLOCK: tl.constexpr):
-    """One line of the cache each; nothing is read into registers."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    address = x.to(tl.int64) + tl.where(at < lines, at, 0).to(tl.int64) * 128
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
-        "=r,l",
-        [address],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-def fetch(x: Tensor, most: int | None = None) -> None:
-    """Bring a tensor, or its first bytes, from memory to the L2 cache. CUDA only."""
-    size = x.nbytes if most is None else min(x.nbytes, most)
-    lines = triton.cdiv(size, 128)
-    _fetch[(triton.cdiv(lines, 1024),)](x, lines, BLOCK=1024, num_warps=4)
