@@ -81,18 +81,9 @@ def bench_round(
         return
     rates = ceilings.bytes_per_second / 1e9, ceilings.flops_per_second / 1e12
     print(f"{_host_line(llm)}; copies {rates[0]:.0f} GB/s, products {rates[1]:.2f} TFLOP/s")
-    heads = (
-        "branches",
-        "window",
-        "tokens",
-        "round ms",
-        "forward ms",
-        "host ms",
-        "floor ms",
-        "× floor",
-    )
+    print("times in ms, medians")
     _print_table(
-        (*heads, "GB/s", "TFLOP/s"),
+        ["k", "window", "tokens", "round", "forward", "host", "floor", "×floor", "GB/s", "TFLOP/s"],
         [
             (
                 str(r.branches),
