@@ -1,0 +1,149 @@
+// The branches of one round: a lane each, with the token it looked ahead to, its score, and how
+// sure it was at every mask that it had left.
+
+import { landscapeColours } from "./colour.js";
+import { fixed, h, percent, quoted, setAttribute, setText } from "./dom.js";
+import { landscape } from "./trace.js";
+
+export class BranchLanes {
+  constructor(root, { onpoint = null } = {}) {
+    this.body = h("tbody");
+    this.onpoint = onpoint;
+    this.lanes = [];
+    this.state = [null, 0];
+    this.table = h(
+      "table",
+      { class: "lanes" },
+      h("caption", { class: "unseen" }, "Branches of the round shown"),
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          h("th", { scope: "col", class: "rank" }, "#"),
+          h("th", { scope: "col" }, "looks ahead to"),
+          h("th", { scope: "col", class: "number" }, "p"),
+          h("th", { scope: "col" }, "score"),
+          h("th", { scope: "col", class: "strip-head" }, "how sure at each mask it has left"),
+        ),
+      ),
+      this.body,
+    );
+    root.replaceChildren(this.table);
+  }
+
+  show(run, round) {
+    this.state = [run, round];
+    const record = run?.rounds[round - 1];
+    this.table.hidden = !record;
+    if (!record) return;
+    while (this.lanes.length < record.branches.length) this.#addLane();
+    const scores = record.branches.map((branch) => branch.score);
+    const low = Math.min(...scores);
+    const span = Math.max(...scores) - low;
+    const field = run.masksBefore(round);
+    this.lanes.forEach((lane, index) => {
+      const branch = record.branches[index];
+      const hidden = !branch;
+      if (lane.row.hidden !== hidden) lane.row.hidden = hidden;
+      if (hidden) return;
+      const won = index === record.winner;
+      const ahead = branch.lookahead;
+      setAttribute(lane.row, "class", won ? "won" : null);
+      setText(lane.rank, ahead ? String(index + 1) : "–");
+      setText(lane.token, ahead ? quoted(run.piece(ahead.token)) : "anchor");
+      setText(lane.place, ahead ? ` at +${ahead.position - run.prompt}` : " as it is");
+      setText(lane.prob, ahead ? percent(ahead.max_prob) : "");
+      lane.position = ahead?.position ?? null;
+      // The worst is a stub, not nothing: scores are compared, they have no zero.
+      const share = span > 0 ? (branch.score - low) / span : 1;
+      lane.bar.style.transform = `scaleX(${(0.04 + 0.96 * share).toFixed(3)})`;
+      setText(lane.score, fixed(branch.score, 3));
+      setText(lane.verdict, won ? "won" : "");
+      this.#strip(lane, run, branch, field);
+    });
+  }
+
+  repaint() {
+    if (this.state[0]) this.show(...this.state);
+  }
+
+  #addLane() {
+    const lane = {
+      rank: h("td", { class: "rank" }),
+      token: h("span", { class: "token" }),
+      place: h("span", { class: "place" }),
+      prob: h("td", { class: "number" }),
+      bar: h("span", { class: "bar" }),
+      score: h("span", { class: "figure" }),
+      verdict: h("span", { class: "verdict" }),
+      canvas: h("canvas", { class: "strip", height: 1, width: 1, role: "img" }),
+      position: null,
+    };
+    lane.row = h(
+      "tr",
+      {
+        onpointerenter: () => this.onpoint?.(lane.position),
+        onpointerleave: () => this.onpoint?.(null),
+      },
+      lane.rank,
+      h("th", { scope: "row" }, lane.token, lane.place, lane.verdict),
+      lane.prob,
+      h("td", { class: "score" }, h("span", { class: "track" }, lane.bar), lane.score),
+      h("td", { class: "strip-cell" }, lane.canvas),
+    );
+    lane.pen = lane.canvas.getContext("2d");
+    this.lanes.push(lane);
+    this.body.append(lane.row);
+  }
+
+  // A pixel a position, stretched by the style sheet; the same positions in every lane.
+  #strip(lane, run, branch, { from, to, places }) {
+    const width = Math.max(to - from, 1);
+    if (lane.canvas.width !== width) lane.canvas.width = width;
+    const colours = landscapeColours();
+    const image = lane.pen.createImageData(width, 1);
+    const pixels = new Int32Array(image.data.buffer);
+    const levels = landscape(branch);
+    pixels.fill(colours.filled);
+    if (branch.end < to) pixels.fill(colours.none, branch.end - from);
+    let index = 0;
+    let sum = 0;
+    for (const position of places) {
+      if (position === branch.lookahead?.position || index >= branch.masks) continue;
+      const level = levels[index++];
+      pixels[position - from] = level === undefined ? colours.none : colours.levels[level];
+      sum += level ?? 0;
+    }
+    if (branch.lookahead) pixels[branch.lookahead.position - from] = colours.ahead;
+    lane.pen.putImageData(image, 0, 0);
+    const mean = levels.length ? `, ${percent(sum / 255 / levels.length)} sure on average` : "";
+    setAttribute(lane.canvas, "aria-label", `${branch.masks} masks left${mean}`);
+  }
+}
+
+// The round in a sentence.
+export function story(run, round) {
+  const record = run.rounds[round - 1];
+  if (!record) return "Nothing but masks: the model has not been asked yet.";
+  const winner = record.branches[record.winner];
+  const count = record.branches.length;
+  const filled = record.fills.length;
+  const forced = record.fills.filter((fill) => fill.kind === "forced").length;
+  const tokens = `${filled} ${filled === 1 ? "token" : "tokens"}`;
+  const how =
+    filled && forced === filled
+      ? `nothing was sure enough, so the best ${forced === 1 ? "one was" : `${forced} were`} filled anyway`
+      : `${tokens} filled at once${forced ? ` (${forced} forced)` : ""}`;
+  if (count === 1) return `One forward over ${winner.masks} masks: ${how}.`;
+  const anchor = record.branches[count - 1];
+  if (!winner.lookahead) {
+    return `${count} branches in one forward. None of the lookaheads beat the anchor (score ${fixed(winner.score, 2)}): ${how}.`;
+  }
+  return (
+    `${count} branches in one forward. Placing ${quoted(run.piece(winner.lookahead.token))} early ` +
+    `(${percent(winner.lookahead.max_prob)} sure, rank ${record.winner + 1}) made the rest look clearest: ` +
+    `score ${fixed(winner.score, 2)} against ${fixed(anchor.score, 2)} without it. From the same forward, ${how}.`
+  );
+}
