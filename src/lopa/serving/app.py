@@ -53,6 +53,7 @@ def create_app(backend: Backend, metrics: Metrics, config: ServeConfig, model: s
             HTTPException: _tell_http,
         },
     )
+    app.state.backend, app.state.model = backend, model  # the page tells its readers
     metrics.watch(backend)
     app.include_router(Endpoints(backend, metrics, model, config.max_choices).router)
     app.include_router(Operations(backend, metrics).router)

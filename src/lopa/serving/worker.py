@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from lopa.config import DecodeConfig, options_of
 from lopa.errors import ConfigError, LopaError, PromptError
+from lopa.models.families import family_named
 from lopa.serving.jobs import Accepted, Advance, Event, Failed, Finished, Job, Token, pack
 from lopa.serving.settings import EngineConfig
 from lopa.serving.wire import Channel
@@ -61,6 +62,7 @@ class Task:
                 id=self.job.id,
                 prompt_ids=ids,
                 prompt_pieces=[piece(i) for i in ids],
+                eos_ids=sorted(self.session.decoder.eos_ids),
                 settings=self.session.trace.settings,
             )
         return Accepted(prompt_tokens=len(ids), max_tokens=max_tokens, line=line)
@@ -195,6 +197,8 @@ class Worker:
             "max_request_tokens": self.most_tokens,
             "settings": self._usual.settings(),
             "device": str(self.llm.device),
+            "decoders": list(family_named(self.llm.config.family).decoders),
+            "chat": bool(self.llm.tokenizer and self.llm.tokenizer.chat_template),
             "ranks": 1,
             "pid": os.getpid(),
         }

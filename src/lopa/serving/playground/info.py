@@ -48,7 +48,6 @@ def describe(model: str, engine: Mapping[str, Any]) -> dict[str, Any]:
         "model": model,
         "version": VERSION,
         "chat": bool(engine.get("chat")),
-        "eos_ids": list(engine.get("eos_ids", ())),
         "defaults": usual,
         "fields": [_field(name, decoders) for name in FIELDS],
         "variants": _variants(usual, decoders),

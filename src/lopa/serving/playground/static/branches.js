@@ -7,25 +7,26 @@ import { landscape } from "./trace.js";
 
 export class BranchLanes {
   constructor(root, { onpoint = null } = {}) {
-    this.body = h("tbody");
+    this.body = h("div", { role: "rowgroup" });
     this.onpoint = onpoint;
     this.lanes = [];
     this.state = [null, 0];
+    const head = (name, label) => h("span", { role: "columnheader", class: name }, label);
+    // Not a table element: its cells would be laid out anew, all of them, when a text changes.
     this.table = h(
-      "table",
-      { class: "lanes" },
-      h("caption", { class: "unseen" }, "Branches of the round shown"),
+      "div",
+      { class: "lanes", role: "table", "aria-label": "Branches of the round shown" },
       h(
-        "thead",
-        {},
+        "div",
+        { role: "rowgroup" },
         h(
-          "tr",
-          {},
-          h("th", { scope: "col", class: "rank" }, "#"),
-          h("th", { scope: "col" }, "looks ahead to"),
-          h("th", { scope: "col", class: "number" }, "p"),
-          h("th", { scope: "col" }, "score"),
-          h("th", { scope: "col", class: "strip-head" }, "how sure at each mask it has left"),
+          "div",
+          { role: "row", class: "lane heads" },
+          head("rank", "#"),
+          head("ahead", "looks ahead to"),
+          head("prob", "p"),
+          head("score", "score"),
+          head("strip-cell", "how sure at each mask it has left"),
         ),
       ),
       this.body,
@@ -47,12 +48,12 @@ export class BranchLanes {
       const branch = record.branches[index];
       const hidden = !branch;
       if (lane.row.hidden !== hidden) lane.row.hidden = hidden;
-      if (hidden) return;
+      if (hidden) return lane.row.classList.remove("won");
       const won = index === record.winner;
       const ahead = branch.lookahead;
-      setAttribute(lane.row, "class", won ? "won" : null);
+      setAttribute(lane.row, "class", won ? "lane won" : "lane");
       setText(lane.rank, ahead ? String(index + 1) : "–");
-      setText(lane.token, ahead ? quoted(run.piece(ahead.token)) : "anchor");
+      setText(lane.token, ahead ? quoted(shownPiece(run, ahead.token)) : "anchor");
       setText(lane.place, ahead ? ` at +${ahead.position - run.prompt}` : " as it is");
       setText(lane.prob, ahead ? percent(ahead.max_prob) : "");
       lane.position = ahead?.position ?? null;
@@ -70,28 +71,37 @@ export class BranchLanes {
   }
 
   #addLane() {
+    const cell = (name, role = "cell") => h("span", { role, class: name });
     const lane = {
-      rank: h("td", { class: "rank" }),
+      rank: cell("rank"),
+      ahead: cell("ahead", "rowheader"),
       token: h("span", { class: "token" }),
       place: h("span", { class: "place" }),
-      prob: h("td", { class: "number" }),
+      verdict: h("span", { class: "verdict" }),
+      prob: cell("prob"),
       bar: h("span", { class: "bar" }),
       score: h("span", { class: "figure" }),
-      verdict: h("span", { class: "verdict" }),
       canvas: h("canvas", { class: "strip", height: 1, width: 1, role: "img" }),
       position: null,
     };
+    lane.ahead.append(lane.token, lane.place, lane.verdict);
+    const score = cell("score");
+    score.append(h("span", { class: "track" }, lane.bar), lane.score);
+    const strip = cell("strip-cell");
+    strip.append(lane.canvas);
     lane.row = h(
-      "tr",
+      "div",
       {
+        role: "row",
+        class: "lane",
         onpointerenter: () => this.onpoint?.(lane.position),
         onpointerleave: () => this.onpoint?.(null),
       },
       lane.rank,
-      h("th", { scope: "row" }, lane.token, lane.place, lane.verdict),
+      lane.ahead,
       lane.prob,
-      h("td", { class: "score" }, h("span", { class: "track" }, lane.bar), lane.score),
-      h("td", { class: "strip-cell" }, lane.canvas),
+      score,
+      strip,
     );
     lane.pen = lane.canvas.getContext("2d");
     this.lanes.push(lane);
@@ -123,6 +133,11 @@ export class BranchLanes {
   }
 }
 
+// Names of tokens that end a text are long, and there are many of them.
+function shownPiece(run, token) {
+  return run.eos.has(token) ? "∎" : run.piece(token);
+}
+
 // The round in a sentence.
 export function story(run, round) {
   const record = run.rounds[round - 1];
@@ -132,8 +147,9 @@ export function story(run, round) {
   const filled = record.fills.length;
   const forced = record.fills.filter((fill) => fill.kind === "forced").length;
   const tokens = `${filled} ${filled === 1 ? "token" : "tokens"}`;
-  const how =
-    filled && forced === filled
+  const how = !filled
+    ? "nothing more was to fill"
+    : forced === filled
       ? `nothing was sure enough, so the best ${forced === 1 ? "one was" : `${forced} were`} filled anyway`
       : `${tokens} filled at once${forced ? ` (${forced} forced)` : ""}`;
   if (count === 1) return `One forward over ${winner.masks} masks: ${how}.`;
@@ -142,7 +158,7 @@ export function story(run, round) {
     return `${count} branches in one forward. None of the lookaheads beat the anchor (score ${fixed(winner.score, 2)}): ${how}.`;
   }
   return (
-    `${count} branches in one forward. Placing ${quoted(run.piece(winner.lookahead.token))} early ` +
+    `${count} branches in one forward. Placing ${quoted(shownPiece(run, winner.lookahead.token))} early ` +
     `(${percent(winner.lookahead.max_prob)} sure, rank ${record.winner + 1}) made the rest look clearest: ` +
     `score ${fixed(winner.score, 2)} against ${fixed(anchor.score, 2)} without it. From the same forward, ${how}.`
   );

@@ -2,20 +2,28 @@
 
 import { h, setAttribute, setText } from "./dom.js";
 
-const WIDTH = 640;
 const HEIGHT = 240;
 const MARGIN = { left: 44, right: 16, top: 12, bottom: 36 };
 
 export class Chart {
   constructor(root) {
+    this.width = 640; // of the drawing, in pixels: letters keep their size on any screen
+    this.last = null;
+    new ResizeObserver(() => {
+      const width = Math.max(280, Math.round(root.clientWidth));
+      if (!root.clientWidth || width === this.width) return;
+      this.width = width;
+      this.drawn = "";
+      if (this.last) this.show(...this.last);
+    }).observe(root);
     this.axes = h("svg:g", { class: "axes" });
     this.lines = h("svg:g");
     this.cursor = h("svg:line", { class: "cursor", y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom });
     this.title = h("svg:title", {}, "Tokens against rounds");
-    this.across = h("svg:text", { class: "axis-name", x: WIDTH / 2, y: HEIGHT - 4 });
+    this.across = h("svg:text", { class: "axis-name", y: HEIGHT - 4 });
     this.svg = h(
       "svg:svg",
-      { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", class: "chart" },
+      { role: "img", class: "chart" },
       this.title,
       this.axes,
       this.lines,
@@ -29,16 +37,19 @@ export class Chart {
 
   // series: [{points: [[x, tokens], …], upTo}], with x in `unit`; at: where the cursor stands.
   show(series, unit, at) {
+    this.last = [series, unit, at];
     const far = Math.max(1e-9, ...series.flatMap((s) => s.points.map((p) => p[0])));
     const high = Math.max(1, ...series.flatMap((s) => s.points.map((p) => p[1])));
     const across = ticks(far, 6);
     const up = ticks(high, 4);
-    const x = (value) => MARGIN.left + (value / far) * (WIDTH - MARGIN.left - MARGIN.right);
+    const x = (value) => MARGIN.left + (value / far) * (this.width - MARGIN.left - MARGIN.right);
     const y = (value) =>
       HEIGHT - MARGIN.bottom - (value / up.at(-1)) * (HEIGHT - MARGIN.top - MARGIN.bottom);
     const frame = [unit, far, up.at(-1)].join();
     if (frame !== this.drawn) {
       this.drawn = frame;
+      setAttribute(this.svg, "viewBox", `0 0 ${this.width} ${HEIGHT}`);
+      setAttribute(this.across, "x", this.width / 2);
       this.#axes(across.filter((v) => v <= far), up, x, y);
       setText(this.across, unit);
       setText(this.title, `Tokens against ${unit}`);
@@ -72,7 +83,7 @@ export class Chart {
   #axes(across, up, x, y) {
     this.axes.replaceChildren(
       ...up.flatMap((value) => [
-        h("svg:line", { x1: MARGIN.left, x2: WIDTH - MARGIN.right, y1: y(value), y2: y(value) }),
+        h("svg:line", { x1: MARGIN.left, x2: this.width - MARGIN.right, y1: y(value), y2: y(value) }),
         h("svg:text", { x: MARGIN.left - 8, y: y(value) + 4, class: "up" }, String(value)),
       ]),
       ...across.map((value) =>

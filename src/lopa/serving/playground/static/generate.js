@@ -11,12 +11,15 @@ import { decodeSettings, encodeSettings, SettingsForm } from "./settings.js";
 import { hideTip, showTip } from "./tip.js";
 import { readTrace, Run } from "./trace.js";
 
+const TEXT_EVERY = 250; // ms, while time runs
+
 export class GenerateView {
   constructor(root, info, { onaddress }) {
     this.root = root;
     this.info = info;
     this.onaddress = onaddress;
     this.run = null;
+    this.textShown = 0;
     this.running = null; // AbortController of the run in progress
     this.element = Object.fromEntries(
       [...root.querySelectorAll("[id]")].map((element) => [element.id, element]),
@@ -46,7 +49,7 @@ export class GenerateView {
         speed: e["speed"],
         label: e["round-label"],
       },
-      (round) => this.show(round),
+      (round, moving) => this.show(round, moving),
     );
     playerKeys(this.player, () => !root.hidden);
     this.#compose();
@@ -113,7 +116,7 @@ export class GenerateView {
       return;
     }
     const control = (this.running = new AbortController());
-    const run = new Run(this.info.eos_ids ?? []);
+    const run = new Run();
     this.#state("running");
     setText(this.element["status"], "Waiting for the first round …");
     try {
@@ -196,19 +199,47 @@ export class GenerateView {
     }
   }
 
-  show(round) {
-    const { run, element: e } = this;
-    if (!run) return;
+  // Everything at once, or, while time runs, a part a frame, each part at the newest round.
+  show(round, moving = false) {
+    if (!this.run) return;
     hideTip();
+    this.round = round;
+    this.parts = [() => this.#showTokens(), () => this.#showBranches()];
+    // A long text is costly to lay out, and nobody reads it at sixty versions a second.
+    const now = performance.now();
+    if (!moving || now - this.textShown > TEXT_EVERY) {
+      this.textShown = now;
+      this.parts.push(() => this.#showText());
+    }
+    if (moving) this.#nextPart();
+    else while (this.parts.length) this.parts.shift()();
+  }
+
+  #nextPart() {
+    if (this.due || !this.parts.length) return;
+    const part = this.parts.shift();
+    part();
+    this.due = requestAnimationFrame(() => {
+      this.due = 0;
+      this.#nextPart();
+    });
+  }
+
+  #showTokens() {
+    const { run, round, element: e } = this;
     this.grid.show(round);
-    this.lanes.show(run, round);
     const tokens = run.tokens[round];
     const seconds = run.seconds[round];
     setText(e["count-rounds"], String(round));
     setText(e["count-tokens"], String(tokens));
     setText(e["count-tpf"], round ? fixed(tokens / round, 2) : "–");
     setText(e["count-speed"], seconds ? fixed(tokens / seconds, 1) : "–");
+  }
+
+  #showBranches() {
+    const { run, round, element: e } = this;
     const record = run.rounds[round - 1];
+    this.lanes.show(run, round);
     setText(e["story"], story(run, round));
     setText(e["branches-title"], record ? `Branches of round ${round}` : "Branches");
     const cached = record ? record.cached + record.committed : 0;
@@ -216,6 +247,10 @@ export class GenerateView {
       e["prompt-state"],
       `${plural(run.prompt, "token")}${cached >= run.prompt && run.prompt ? " · in the cache" : ""}`,
     );
+  }
+
+  #showText() {
+    const { run, round, element: e } = this;
     this.#text(run.textAt(round));
     setText(e["provisional"], run.provisionalAt(round));
     if (run.done && round >= run.total) e["answer"].setAttribute("aria-live", "off");

@@ -150,10 +150,11 @@ export class TokenGrid {
         ? `r${roundLevel(cell.round, this.run.total)}`
         : `c${confidenceLevel(cell.prob)}`;
     const ended = this.run.eos.has(cell.token);
-    element.className = `cell filled ${scale} ${cell.kind}${ended ? " eos" : ""}`;
-    if (this.compact) return;
     const piece = this.run.piece(cell.token);
-    setText(element, ended ? "∎" : visible(piece));
+    const text = ended ? "∎" : visible(piece);
+    element.className = `cell filled ${scale} ${cell.kind}${isLong(text) ? " long" : ""}`;
+    if (this.compact) return;
+    setText(element, text);
     setAttribute(
       element,
       "aria-label",
@@ -173,14 +174,17 @@ export class TokenGrid {
     if (!this.compact) {
       for (const position of this.candidates) {
         const cell = this.run.cells.get(position);
-        if (!cell || cell.round > this.shown) setText(this.cells.get(position), "·");
+        if (!cell || cell.round > this.shown) this.#paint(position);
       }
     }
     this.#mark("candidates", "candidate", ahead.map((a) => a.position));
     if (this.compact) return;
     for (const { position, token } of ahead) {
       const element = this.cells.get(position);
-      if (element) setText(element, this.run.eos.has(token) ? "∎" : visible(this.run.piece(token)));
+      if (!element) continue;
+      const text = this.run.eos.has(token) ? "∎" : visible(this.run.piece(token));
+      setText(element, text);
+      element.classList.toggle("long", isLong(text));
     }
   }
 
@@ -242,6 +246,8 @@ export class TokenGrid {
     return getComputedStyle(body).gridTemplateColumns.split(" ").length;
   }
 }
+
+const isLong = (text) => text.trim().length > 6;
 
 // The state of a block after `round`, as that round found it, and its masks now.
 export function blockState(run, block, round) {

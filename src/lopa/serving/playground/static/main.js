@@ -66,6 +66,10 @@ async function main() {
     show(view);
   };
   addEventListener("hashchange", follow);
+  $(".skip").addEventListener("click", (event) => {
+    event.preventDefault(); // the address is the view's
+    $("#main").focus();
+  });
   follow();
 
   for (const name of VIEWS) {

@@ -3,7 +3,7 @@
 import { setAttribute, setText } from "./dom.js";
 
 export class Player {
-  // elements: back, play, forward, first, last, scrubber, speed, label. show(round) draws.
+  // elements: back, play, forward, first, last, scrubber, speed, label. show(round, moving) draws.
   constructor(elements, show) {
     this.elements = elements;
     this.draw = show;
@@ -81,7 +81,7 @@ export class Player {
     if (this.requested) return;
     this.requested = requestAnimationFrame((now) => {
       this.requested = 0;
-      if (this.following) this.#show(this.total);
+      if (this.following) this.#show(this.total, true);
       if (this.playing) this.#advance(now);
     });
   }
@@ -93,7 +93,7 @@ export class Player {
       tick++;
       this.due += this.#wait(tick);
     }
-    if (tick !== this.shown) this.#show(tick);
+    if (tick !== this.shown) this.#show(tick, tick < this.total);
     if (tick >= this.total && this.live) this.following = true;
     if (tick >= this.total) this.pause();
     else this.#frame();
@@ -106,9 +106,10 @@ export class Player {
     return 1000 * Math.max((this.times[tick + 1] ?? 0) - (this.times[tick] ?? 0), 0.001);
   }
 
-  #show(tick) {
+  // moving: the next tick follows soon, so drawing may take its time.
+  #show(tick, moving = false) {
     this.shown = Math.min(Math.max(tick, 0), this.total);
-    this.draw(this.shown);
+    this.draw(this.shown, moving);
     this.#controls();
   }
 

@@ -59,7 +59,8 @@ export class RaceView {
       onaddress();
     });
     e["by"].addEventListener("change", () => this.#retime());
-    for (const name of ["prompt", "tokens", "together"]) {
+    e["chat-row"].hidden = !info.chat;
+    for (const name of ["prompt", "tokens", "together", "chat"]) {
       e[name].addEventListener("input", () => onaddress());
     }
     info.contestants.forEach((values) => this.addLane(values));
@@ -70,7 +71,7 @@ export class RaceView {
     if (this.lanes.length >= MOST) return;
     const index = this.lanes.length;
     const lane = { run: null, tick: 0, error: null };
-    lane.title = h("h3", {});
+    lane.title = h("h2", {});
     lane.counters = h("p", { class: "lane-counters" });
     lane.gridRoot = h("div", {});
     lane.text = h("p", { class: "lane-text" });
@@ -149,7 +150,7 @@ export class RaceView {
     e["results"].hidden = true;
     setText(e["status"], "");
     for (const lane of this.lanes) {
-      lane.run = new Run(this.info.eos_ids ?? []);
+      lane.run = new Run();
       lane.error = null;
       lane.tick = 0;
       lane.details.open = false;
@@ -179,9 +180,13 @@ export class RaceView {
     const values = { ...lane.form.values() };
     const room = Number(this.element["tokens"].value);
     if (room) values.max_new_tokens = room;
-    const body = { model: this.info.model, prompt: this.element["prompt"].value, ...values };
+    const prompt = this.element["prompt"].value;
+    const chat = this.info.chat && this.element["chat"].checked;
+    const asked = chat ? { messages: [{ role: "user", content: prompt }] } : { prompt };
+    const path = chat ? "v1/chat/completions" : "v1/completions";
+    const body = { model: this.info.model, ...asked, ...values };
     try {
-      for await (const record of stream("v1/completions", body, control.signal)) {
+      for await (const record of stream(path, body, control.signal)) {
         const type = lane.run.push(record);
         if (type === "error") throw new ServerError(lane.run.error.message ?? "The run failed.");
         if (type === "round") this.#retime();
@@ -334,6 +339,7 @@ export class RaceView {
     const e = this.element;
     const search = new URLSearchParams({ prompt: e["prompt"].value, tokens: e["tokens"].value });
     if (!e["together"].checked) search.append("together", "no");
+    if (e["chat"].checked) search.append("chat", "true");
     for (const lane of this.lanes) search.append("lane", encodeSettings(lane.form.values()));
     return search;
   }
@@ -343,6 +349,7 @@ export class RaceView {
     if (search.has("prompt")) e["prompt"].value = search.get("prompt");
     if (Number(search.get("tokens"))) e["tokens"].value = Number(search.get("tokens"));
     e["together"].checked = search.get("together") !== "no";
+    e["chat"].checked = search.get("chat") === "true";
     const lanes = search.getAll("lane").slice(0, MOST);
     if (!lanes.length) return;
     for (const lane of this.lanes.splice(0)) lane.root.remove();

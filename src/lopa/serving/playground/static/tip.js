@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 
 const tip = h("div", { class: "tip", role: "tooltip", id: "tip", hidden: true });
-document.body.append(tip);
+document.querySelector("main").append(tip);
 
 export function showTip(element, { title, rows }) {
   tip.replaceChildren(

@@ -13,7 +13,7 @@ const ROUND = [
 const MOST_TOKENS = 200_000; // of a file that somebody drops here; no model has as much room
 
 export class Run {
-  constructor(eosIds = []) {
+  constructor() {
     this.promptIds = [];
     this.promptPieces = null; // texts of the prompt's tokens, where a stream gives them
     this.settings = {};
@@ -27,7 +27,7 @@ export class Run {
     this.sent = [""]; // by round: final text so far, where a stream gives it
     this.end = null;
     this.error = null;
-    this.eos = new Set(eosIds);
+    this.eos = new Set(); // tokens that end a text
     this.streamed = false;
   }
 
@@ -191,7 +191,7 @@ export class Run {
   // The lines of a trace file: what lopa.trace writes, and the text of the answer at the end.
   *lines() {
     const { promptIds: prompt_ids, settings } = this;
-    yield { type: "run", version: VERSION, prompt_ids, settings };
+    yield { type: "run", version: VERSION, prompt_ids, settings, eos_ids: [...this.eos] };
     for (const round of this.rounds) {
       yield { type: "round", ...Object.fromEntries(ROUND.map((name) => [name, round[name]])) };
     }
@@ -233,9 +233,13 @@ export function readTrace(text) {
 export function landscape(branch) {
   const text = branch.landscape ?? "";
   const bytes = new Uint8Array(text.length >> 1);
-  for (let i = 0; i < bytes.length; i++) bytes[i] = parseInt(text.slice(2 * i, 2 * i + 2), 16);
+  for (let i = 0; i < bytes.length; i++) {
+    bytes[i] = (digit(text.charCodeAt(2 * i)) << 4) | digit(text.charCodeAt(2 * i + 1));
+  }
   return bytes;
 }
+
+const digit = (code) => (code < 58 ? code - 48 : (code | 32) - 87); // of a hexadecimal number
 
 function list(value, name) {
   if (!Array.isArray(value)) throw new TraceError(`${name} is missing`);
