@@ -84,6 +84,9 @@ class Server:
 
     def stop(self, number: signal.Signals = signal.SIGTERM, seconds: float = 30) -> int:
         """Stop it and see to it that it took its engine along; returns its exit code."""
+        assert self.process.stderr is not None
+        if self.process.stderr.closed:
+            return self.process.returncode
         engines = [int(line["pid"]) for line in self.logged("engine ready")]
         if self.process.poll() is None:
             self.process.send_signal(number)
@@ -95,7 +98,6 @@ class Server:
         finally:
             self.http.close()
         self._reader.join(10)
-        assert self.process.stderr is not None
         self.process.stderr.close()
         for pid in engines:
             until(lambda pid=pid: not is_alive(pid), 10)  # type: ignore[misc]

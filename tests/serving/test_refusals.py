@@ -91,6 +91,7 @@ def test_asking_for_nothing_is_no_error(server: Server, field: str) -> None:
         ({"branches": 1.5}, "branches", "integer"),
         ({"threshold": 2}, "threshold", "between"),
         ({"block_size": 0}, "block_size", "at least 1"),
+        ({"decoder": "vanilla", "steps": 33}, "steps", "at most 32"),
         ({"stop": [""]}, "stop[0]", "at least 1"),
         ({"stop": ["x"] * 17}, "stop", "at most 16"),
         ({"stop": 5}, "stop", "string"),

@@ -48,6 +48,7 @@ class Client:
         *,
         max_queue: int,
         stall_seconds: float,
+        module: str = "lopa.serving.worker",  # run as the engine process
     ) -> None:
         self.config = config
         self.max_queue = max_queue
@@ -59,6 +60,7 @@ class Client:
         self.pid: int | None = None
         self.failure: tuple[str, bool] | None = None  # why the first start failed; was it misuse
         self.gave_up = asyncio.Event()  # the first start failed
+        self._module = module
         self._observer = observer
         self._flows: dict[str, Flow] = {}  # accepted and not ended, oldest first
         self._writer: asyncio.StreamWriter | None = None
@@ -179,7 +181,7 @@ class Client:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "lopa.serving.worker",
+                self._module,
                 str(theirs.fileno()),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,

@@ -266,6 +266,10 @@ class Worker:
         if job.nth:
             given["seed"] = given.get("seed", self._usual.seed) + job.nth
         config = llm.decode_config(self.config.preset, **given)
+        # More rounds than tokens fill nothing in most of them, and may be any number.
+        most = config.block_size if config.decoder == "sdar" else config.max_new_tokens
+        if config.steps is not None and config.steps > most:
+            raise ConfigError(f"steps must be at most {most} here, a token a round")
         if len(ids) + wanted > llm.config.max_positions:
             raise PromptError(
                 f"max_tokens {limit} are {wanted} in whole blocks of {block}, which do not fit "
