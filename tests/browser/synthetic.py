@@ -14,9 +14,9 @@ from lopa.sequence import Plan, Stats, Trace
 MASK, EOS, VOCAB = 999, 998, 400
 
 
-def large_trace(path: Path, seed: int = 0) -> Trace:
-    rng = np.random.default_rng(seed)
-    config = DecodeConfig(branches=15, max_new_tokens=512, early_stop=False)
+def large_trace(path: Path, tokens: int = 512, branches: int = 15) -> Trace:
+    rng = np.random.default_rng(0)
+    config = DecodeConfig(branches=branches, max_new_tokens=tokens, early_stop=False)
     prompt = rng.integers(0, VOCAB, 96).tolist()
     decoder = Decoder(config, prompt, mask_id=MASK, eos_ids=[EOS], shift=True)
     made = Trace(prompt, config.settings())

@@ -18,7 +18,7 @@ from synthetic import large_trace
 
 OpenPage = Callable[..., Page]
 
-LIMIT, SHARE, TRIES = 32.0, 0.95, 4
+LIMIT, SHARE, TRIES = 32.0, 0.95, 3
 FRAMES = """async () => {
   const play = document.querySelector("#play");
   document.querySelector("#to-first").click();
