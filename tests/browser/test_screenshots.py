@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 from browser_support import PROMPT
@@ -15,7 +16,7 @@ from lopa.evaluation.tasks import generate
 OpenPage = Callable[..., Page]
 
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
-LANES = "&lane=decoder%3Dd2f&lane=decoder%3Dlopa%26branches%3D3"
+LANES = ["decoder=d2f", "branches=3", "branches=7"]
 
 
 @pytest.fixture(scope="session")
@@ -28,40 +29,41 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def shoot(page: Page, pictures: Path, name: str) -> None:
-    page.mouse.move(0, 0)
-    path = pictures / f"{name}.png"
-    page.screenshot(path=path, animations="disabled")
-    assert path.stat().st_size > 10_000
+def test_views(open_page: OpenPage, pictures: Path, answer: Path) -> None:
+    page = open_page()
 
+    def shoot(view: str, sizes: Iterable[str] = SIZES, part: str | None = None) -> None:
+        """In both themes; on a phone, scrolled down to the part that matters."""
+        for size in sizes:
+            page.set_viewport_size(dict(zip(("width", "height"), SIZES[size], strict=True)))  # type: ignore[arg-type]
+            for theme in ("light", "dark"):
+                page.get_by_label("Theme").select_option(theme)
+                page.mouse.move(0, 0)
+                page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+                if part and size == "phone":
+                    page.locator(part).evaluate(
+                        "(e) => scrollTo(0, e.getBoundingClientRect().top + scrollY - 12)"
+                    )
+                path = pictures / f"{view}-{size}-{theme}.png"
+                page.screenshot(path=path, animations="disabled")
+                assert path.stat().st_size > 10_000
 
-@pytest.mark.parametrize("size", SIZES)
-def test_views(open_page: OpenPage, pictures: Path, answer: Path, size: str) -> None:
-    page = open_page(size=SIZES[size])
-    both = ("light", "dark")
-
-    def shoot_both(view: str, at: str | None = None) -> None:
-        for theme in both:
-            page.get_by_label("Theme").select_option(theme)
-            if at:
-                page.locator(at).evaluate("(e) => scrollTo(0, e.offsetTop - 12)")
-            shoot(page, pictures, f"{view}-{size}-{theme}")
-
-    shoot_both("welcome")
+    page.locator("#all-settings > summary").click()
+    shoot("welcome")
     page.locator("#file").set_input_files(answer)
     expect(page.locator("#status")).to_contain_text("Finished")
-    page.locator("#scrubber").fill("5")
-    shoot_both("generate", "#stage" if size == "phone" else None)
-    if size == "phone":
-        shoot_both("branches", "#branches-title")
+    page.locator("#scrubber").fill("6")
+    shoot("generate", part="#stage")
+    shoot("branches", ["phone"], part="#branches-title")
 
-    page.evaluate(f"location.hash = {f'race?tokens=64&prompt={PROMPT}{LANES}'!r}")
-    expect(page.locator(".lane-card")).to_have_count(2)
+    search = urlencode([("tokens", 64), ("prompt", PROMPT), *(("lane", lane) for lane in LANES)])
+    page.evaluate("(search) => (location.hash = search)", f"race?{search}")
+    expect(page.locator(".lane-card")).to_have_count(len(LANES))
     page.get_by_role("button", name="Start").click()
     page.wait_for_selector("#view-race[data-state=done]")
     page.locator("#race-scrubber").fill("4")
-    shoot_both("race", "#race-track" if size == "phone" else None)
+    shoot("race", part="#race-track")
 
     page.get_by_role("tab", name="Engine").click()
     expect(page.locator("#engine-wins tr").first).to_be_visible()
-    shoot_both("engine", "#view-engine" if size == "phone" else None)
+    shoot("engine", part="#view-engine")

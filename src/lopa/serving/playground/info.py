@@ -36,6 +36,9 @@ _GENERAL = (
     ("Sky", "Question: Why is the sky blue in the day and red in the evening?\nAnswer:"),
     ("Prime", "Write a Python function that says whether a number is prime.\n"),
 )
+_HINTS = {
+    "tiny": "It knows word problems and small Python functions; a prompt ends with a line break.",
+}
 _SLIDER_BRANCHES = 16  # how far the slider goes; the field takes as many as there may be
 _RACE_TOKENS = 128  # vanilla decodes all of them, so a race on a laptop has less room
 
@@ -53,6 +56,7 @@ def describe(model: str, engine: Mapping[str, Any]) -> dict[str, Any]:
         "variants": _variants(usual, decoders),
         "presets": _presets() if "lopa" in decoders else {},
         "examples": _examples(model),
+        "hint": _HINTS.get(model, ""),
         "contestants": _contestants(decoders),
         "start": {"max_new_tokens": min(_RACE_TOKENS, usual["max_new_tokens"])},
     }

@@ -59,8 +59,8 @@ export class BranchLanes {
       lane.position = ahead?.position ?? null;
       // The worst is a stub, not nothing: scores are compared, they have no zero.
       const share = span > 0 ? (branch.score - low) / span : 1;
-      lane.bar.style.transform = `scaleX(${(0.04 + 0.96 * share).toFixed(3)})`;
-      setText(lane.score, fixed(branch.score, 3));
+      lane.bar.style.backgroundSize = `${(4 + 96 * share).toFixed(1)}% 100%`;
+      setText(lane.figure, fixed(branch.score, 3));
       setText(lane.verdict, won ? "won" : "");
       this.#strip(lane, run, branch, field);
     });
@@ -71,24 +71,24 @@ export class BranchLanes {
   }
 
   #addLane() {
-    const cell = (name, role = "cell") => h("span", { role, class: name });
+    // What changes stands in a box of fixed size inside its cell, and is laid out by itself.
+    const box = () => h("span", { class: "box" });
+    const cell = (name, role, content) => h("span", { role, class: name }, content);
     const lane = {
-      rank: cell("rank"),
-      ahead: cell("ahead", "rowheader"),
+      rank: box(),
+      ahead: box(),
       token: h("span", { class: "token" }),
       place: h("span", { class: "place" }),
       verdict: h("span", { class: "verdict" }),
-      prob: cell("prob"),
-      bar: h("span", { class: "bar" }),
-      score: h("span", { class: "figure" }),
+      prob: box(),
+      score: box(),
+      bar: h("span", { class: "track" }),
+      figure: h("span", { class: "figure" }),
       canvas: h("canvas", { class: "strip", height: 1, width: 1, role: "img" }),
       position: null,
     };
     lane.ahead.append(lane.token, lane.place, lane.verdict);
-    const score = cell("score");
-    score.append(h("span", { class: "track" }, lane.bar), lane.score);
-    const strip = cell("strip-cell");
-    strip.append(lane.canvas);
+    lane.score.append(lane.bar, lane.figure);
     lane.row = h(
       "div",
       {
@@ -97,11 +97,11 @@ export class BranchLanes {
         onpointerenter: () => this.onpoint?.(lane.position),
         onpointerleave: () => this.onpoint?.(null),
       },
-      lane.rank,
-      lane.ahead,
-      lane.prob,
-      score,
-      strip,
+      cell("rank", "cell", lane.rank),
+      cell("ahead", "rowheader", lane.ahead),
+      cell("prob", "cell", lane.prob),
+      cell("score", "cell", lane.score),
+      cell("strip-cell", "cell", lane.canvas),
     );
     lane.pen = lane.canvas.getContext("2d");
     this.lanes.push(lane);

@@ -166,13 +166,13 @@ export class EngineView {
   #bars(root, pairs, total) {
     const most = Math.max(...pairs.map(([, n]) => n), 1);
     const rows = pairs.map(([name, n]) => {
-      const bar = h("span", { class: "bar" });
-      bar.style.transform = `scaleX(${(n / most).toFixed(3)})`;
+      const bar = h("span", { class: "track" });
+      bar.style.backgroundSize = `${((100 * n) / most).toFixed(1)}% 100%`;
       return h(
         "tr",
         {},
         h("th", { scope: "row" }, name),
-        h("td", { class: "bar-cell" }, h("span", { class: "track" }, bar)),
+        h("td", { class: "bar-cell" }, bar),
         h("td", { class: "number" }, String(n)),
         h("td", { class: "number share" }, `${Math.round((100 * n) / Math.max(total, 1))} %`),
       );

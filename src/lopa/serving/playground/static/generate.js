@@ -9,7 +9,7 @@ import { Notice } from "./notice.js";
 import { Player, playerKeys } from "./player.js";
 import { decodeSettings, encodeSettings, SettingsForm } from "./settings.js";
 import { hideTip, showTip } from "./tip.js";
-import { readTrace, Run } from "./trace.js";
+import { readTrace, Run, TraceError } from "./trace.js";
 
 const TEXT_EVERY = 250; // ms, while time runs
 
@@ -71,6 +71,7 @@ export class GenerateView {
       e["examples"].append(chip);
     }
     e["examples"].hidden = !this.info.examples.length;
+    if (this.info.hint) setText(e["prompt-hint"], `${this.info.hint} Ctrl + Enter runs it.`);
     e["all-settings"].open = matchMedia("(min-width: 900px)").matches;
     e["chat-row"].hidden = !this.info.chat;
     e["prompt"].value = this.info.examples[0]?.prompt ?? "";
@@ -144,8 +145,12 @@ export class GenerateView {
       if (this.running === control) setText(this.element["status"], `Stopped in round ${run.total}.`);
       return;
     }
-    if (!(error instanceof ServerError)) throw error;
     setText(this.element["status"], "");
+    if (error instanceof TraceError) {
+      this.notice.show(`The server sent what this page cannot read (${error.message}).`);
+      return;
+    }
+    if (!(error instanceof ServerError)) throw error;
     if (error.param) this.settings.complain(error.param, error.message);
     const kept = run.total ? `The ${plural(run.total, "round")} that arrived are kept. ` : "";
     this.notice.failed(error, { kept, again: () => this.start() });
@@ -170,12 +175,13 @@ export class GenerateView {
   #state(state) {
     const e = this.element;
     this.root.dataset.state = state;
+    const pressed = [e["run"], e["stop"]].includes(document.activeElement);
     e["stop"].hidden = state !== "running";
     e["run"].hidden = state === "running";
+    if (pressed) (state === "running" ? e["stop"] : e["run"]).focus(); // one takes the other's place
     e["welcome"].hidden = state !== "empty";
     e["stage"].hidden = this.run === null;
     e["save"].disabled = !this.run?.done;
-    if (state === "running" && document.activeElement === document.body) e["stop"].focus();
   }
 
   // -- showing -----------------------------------------------------------------------------------

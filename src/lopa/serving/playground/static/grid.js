@@ -118,10 +118,15 @@ export class TokenGrid {
       element.append(h("header", {}, h("b", {}, `Block ${number}`), state, left));
     }
     element.append(body);
+    if (this.compact) body.style.setProperty("--columns", Math.min(block.end - block.start, 32));
     for (let position = block.start; position < block.end; position++) {
       const cell = this.compact
         ? h("i", { class: "cell" })
-        : h("button", { type: "button", class: "cell", tabindex: -1, "data-position": position });
+        : h(
+            "button",
+            { type: "button", class: "cell", tabindex: -1, "data-position": position },
+            h("span"), // holds the text: a box of fixed size, laid out by itself
+          );
       this.cells.set(position, cell);
       this.#paint(position, cell);
       body.append(cell);
@@ -140,7 +145,7 @@ export class TokenGrid {
     if (!cell || cell.round > this.shown) {
       element.className = "cell";
       if (!this.compact) {
-        setText(element, "·");
+        setText(element.firstChild, "·");
         setAttribute(element, "aria-label", `mask at +${position - this.run.prompt}`);
       }
       return;
@@ -154,7 +159,7 @@ export class TokenGrid {
     const text = ended ? "∎" : visible(piece);
     element.className = `cell filled ${scale} ${cell.kind}${isLong(text) ? " long" : ""}`;
     if (this.compact) return;
-    setText(element, text);
+    setText(element.firstChild, text);
     setAttribute(
       element,
       "aria-label",
@@ -183,7 +188,7 @@ export class TokenGrid {
       const element = this.cells.get(position);
       if (!element) continue;
       const text = this.run.eos.has(token) ? "∎" : visible(this.run.piece(token));
-      setText(element, text);
+      setText(element.firstChild, text);
       element.classList.toggle("long", isLong(text));
     }
   }

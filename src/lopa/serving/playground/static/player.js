@@ -13,7 +13,7 @@ export class Player {
     this.playing = false;
     this.following = false; // stays with the newest round of a live run
     this.live = false;
-    this.noun = "round";
+    this.describe = (tick, total) => `round ${tick} of ${total}`;
     const { back, play, forward, first, last, scrubber } = elements;
     play.addEventListener("click", () => this.toggle());
     back.addEventListener("click", () => this.step(-1));
@@ -121,7 +121,7 @@ export class Player {
     }
     setAttribute(scrubber, "max", Math.max(this.total, 1));
     scrubber.value = this.shown;
-    const text = none ? "–" : `${this.noun} ${this.shown} of ${this.total}`;
+    const text = none ? "–" : this.describe(this.shown, this.total);
     setAttribute(scrubber, "aria-valuetext", text);
     setText(label, text + (this.live && !none ? (this.following ? " · live" : " · behind") : ""));
     setAttribute(play, "aria-label", this.playing ? "Pause" : "Play");

@@ -37,6 +37,11 @@ export class RaceView {
       },
       (tick) => this.show(tick),
     );
+    this.ends = 0; // rounds or seconds
+    this.player.describe = (tick, total) =>
+      this.byTime
+        ? `${((tick / TIME_STEPS) * this.ends).toFixed(2)} s of ${this.ends.toFixed(2)} s`
+        : `round ${tick} of ${total}`;
     playerKeys(this.player, () => !root.hidden);
     e["prompt"].value = info.examples[0]?.prompt ?? "";
     e["tokens"].value = info.start.max_new_tokens;
@@ -74,7 +79,8 @@ export class RaceView {
     lane.title = h("h2", {});
     lane.counters = h("p", { class: "lane-counters" });
     lane.gridRoot = h("div", {});
-    lane.text = h("p", { class: "lane-text" });
+    lane.text = h("span");
+    lane.provisional = h("span", { class: "provisional" });
     const form = h("div", { class: "lane-form" });
     lane.details = h("details", { class: "lane-settings" }, h("summary", {}, "Settings"), form);
     lane.remove = h(
@@ -90,7 +96,7 @@ export class RaceView {
       lane.details,
       lane.counters,
       lane.gridRoot,
-      lane.text,
+      h("p", { class: "lane-text" }, lane.text, lane.provisional),
     );
     lane.grid = new TokenGrid(lane.gridRoot, { compact: true });
     this.lanes.push(lane);
@@ -156,6 +162,7 @@ export class RaceView {
       lane.details.open = false;
       lane.grid.setRun(lane.run);
       setText(lane.text, "");
+      setText(lane.provisional, "");
       setText(lane.counters, "waiting");
     }
     this.player.reset(true);
@@ -218,7 +225,6 @@ export class RaceView {
       end = Math.min(end, ...open.map((run) => (this.byTime ? run.seconds.at(-1) : run.total)));
     }
     this.ends = end;
-    this.player.noun = this.byTime ? "step" : "round";
     const ticks = this.byTime ? (end > 0 ? TIME_STEPS : 0) : end;
     const times = Array.from({ length: ticks + 1 }, (_, tick) =>
       this.byTime ? (tick / TIME_STEPS) * end : this.#slowest(runs, tick),
@@ -252,6 +258,7 @@ export class RaceView {
       lane.tick = round;
       lane.grid.show(round);
       setText(lane.text, run.textAt(round));
+      setText(lane.provisional, run.provisionalAt(round));
       if (!lane.error) {
         const tokens = run.tokens[round];
         const over = run.done && round === run.total;
@@ -268,8 +275,6 @@ export class RaceView {
       });
     });
     this.chart.show(series, this.byTime ? "seconds" : "rounds", now);
-    const label = this.byTime ? `${now.toFixed(2)} s of ${(this.ends ?? 0).toFixed(2)} s` : null;
-    if (label) queueMicrotask(() => setText(this.element["label"], label));
   }
 
   // -- the table ---------------------------------------------------------------------------------
