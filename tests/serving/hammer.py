@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -18,14 +19,22 @@ class Tally:
     answered: int = 0
     refused: int = 0  # 429
     wrong: list[str] = field(default_factory=list)  # anything else that should not be
+    closed: bool = False  # set by whoever has had enough
     overhead: list[float] = field(default_factory=list)  # seconds beyond queue and rounds
 
 
 async def hammer(
-    url: str, cases: Sequence[tuple[dict[str, Any], str]], clients: int, seconds: float
+    url: str,
+    cases: Sequence[tuple[dict[str, Any], str]],
+    clients: int,
+    seconds: float = math.inf,
+    tally: Tally | None = None,
 ) -> Tally:
-    """Ask cases (request, expected text) at random until the time is up; then wait for the rest."""
-    tally = Tally()
+    """Ask cases (request, expected text) at random until the time is up, or the tally is closed.
+
+    What has been asked by then is waited for.
+    """
+    tally = tally or Tally()
     end = time.monotonic() + seconds
     limits = httpx.Limits(max_connections=clients)
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
@@ -42,7 +51,7 @@ async def _one(
     draw: random.Random,
     tally: Tally,
 ) -> None:
-    while time.monotonic() < end:
+    while time.monotonic() < end and not tally.closed:
         body, expected = draw.choice(cases)
         stream = draw.random() < 0.5
         began = time.perf_counter()
@@ -53,7 +62,7 @@ async def _one(
             continue
         if status == 429:
             tally.refused += 1
-            await asyncio.sleep(draw.uniform(0.2, 1.0))  # less than Retry-After: it is to be full
+            await asyncio.sleep(draw.uniform(0.5, 1.5))
         elif status != 200 or text != expected:
             tally.wrong.append(f"{status} {text!r} where {expected!r} was expected")
         else:

@@ -21,7 +21,9 @@ SMALL = ("--branches", "2", "--block-size", "8", "--max-new-tokens", "32")
 class Server:
     """`lopa serve` with these arguments. A context: on the way out nothing is left running."""
 
-    def __init__(self, *arguments: str, wait: bool = True, **environment: str) -> None:
+    def __init__(
+        self, *arguments: str, wait: bool = True, patience: float = 30, **environment: str
+    ) -> None:
         command = [sys.executable, "-m", "lopa", "serve", "--port", "0", "--log-format", "json"]
         self.process = subprocess.Popen(
             [*command, *arguments],
@@ -34,7 +36,7 @@ class Server:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
-            self.url = until(lambda: self.logged("listening"), 30, self)[0]["url"]
+            self.url = until(lambda: self.logged("listening"), patience, self)[0]["url"]
             self.http = httpx.Client(base_url=self.url, timeout=60)
             if wait:
                 self.wait_ready()

@@ -18,15 +18,16 @@ def advance(number: int, text: str) -> Advance:
     return Advance(round=number, text=text, filled=1, settled=1, seconds=0.1, rank=0, branches=1)
 
 
-def after_a_restart(replay: list[str], *, stream: bool) -> tuple[Flow, list[Any]]:
-    """A flow that said a and b, lost its engine, and then sees these rounds; what it passed on."""
+def after_a_restart(replay: list[str], *, stream: bool, said: str = "ab") -> tuple[Flow, list[Any]]:
+    """A flow that had come so far, lost its engine, and sees these rounds; what it passed on."""
 
     async def run() -> tuple[Flow, list[Any]]:
         events: list[Any] = []
         job = Job(id="x", prompt="x", stream=stream)
         flow = Flow(job, 0, lambda i, e: events.append(e), Silent())
-        for event in (Accepted(prompt_tokens=1, max_tokens=9), advance(1, "a"), advance(2, "b")):
-            flow.take(event)
+        flow.take(Accepted(prompt_tokens=1, max_tokens=9))
+        for number, text in enumerate(said, start=1):
+            flow.take(advance(number, text))
         flow.attempts = 1
         flow.again()
         flow.take(Accepted(prompt_tokens=1, max_tokens=9))
@@ -43,6 +44,13 @@ def test_rounds_that_were_seen_are_not_seen_again() -> None:
         assert [type(event).__name__ for event in events] == ["Accepted"] + ["Advance"] * 3
         assert flow.text == "abc"
         assert flow.attempts == 0  # it got further: not the one that kills engines
+
+
+def test_a_flow_that_had_not_begun_just_begins() -> None:
+    for said in ("", "a"):
+        flow, _ = after_a_restart(["a", "b", "c"], stream=True, said=said)
+        assert flow.end is None
+        assert flow.text == "abc"
 
 
 def test_no_progress_keeps_the_suspicion() -> None:

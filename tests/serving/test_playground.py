@@ -87,6 +87,11 @@ def test_a_model_that_is_loading(client: TestClient) -> None:
     assert client.get("/").status_code == 200
 
 
+def test_replicas_say_nothing_of_themselves(client: TestClient) -> None:
+    client.app.state.backend = SimpleNamespace()  # type: ignore[attr-defined]
+    assert client.get("/playground/info").json()["defaults"] == DecodeConfig().settings()
+
+
 def test_settings_are_those_of_the_config(client: TestClient) -> None:
     info = client.get("/playground/info").json()
     assert info["model"] == "tiny"

@@ -29,7 +29,7 @@ def test_made_up_requests(chat_folder: Path) -> None:
         # Nearly all of what there is to be said is said to the two endpoints that take bodies.
         for operation in found:
             for mode in GenerationMode:
-                count = round(CASES * (0.24 if operation.method == "post" else 0.02))
+                count = round(CASES * (0.26 if operation.method == "post" else 0.02))
 
                 def ask(case: Any) -> None:
                     response = case.call(base_url=server.url, timeout=60)
@@ -48,6 +48,6 @@ def test_made_up_requests(chat_folder: Path) -> None:
         assert server.complete(max_tokens=1).status_code == 200
         assert not [line for line in server.lines if line["level"] == "error"]
     print(f"\nmade-up requests: {sum(statuses.values())}: {statuses}")
-    assert sum(statuses.values()) >= CASES * 0.95
+    assert sum(statuses.values()) >= CASES
     assert statuses[200] > CASES / 20
     assert statuses[400] > CASES / 5

@@ -78,7 +78,7 @@ def bench_round(
     rates = ceilings.bytes_per_second / 1e9, ceilings.flops_per_second / 1e12
     print(f"{_host_line(llm)}; copies {rates[0]:.0f} GB/s, products {rates[1]:.2f} TFLOP/s")
     heads = ("branches", "window", "tokens", "round ms", "forward ms", "floor ms", "× floor")
-    _print_table(
+    print_table(
         (*heads, "GB/s", "TFLOP/s"),
         [
             (
@@ -137,7 +137,7 @@ def bench_decode(
         return
     print(f"{_host_line(llm)}; {config.decoder}, one prompt at a time")
     shown = {n: f"{v:.2f}" if isinstance(v, float) else str(v) for n, v in found.items()}
-    _print_table(("", ""), [(n.replace("_", " "), v) for n, v in shown.items()])
+    print_table(("", ""), [(n.replace("_", " "), v) for n, v in shown.items()])
 
 
 def host(llm: LLM) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _numbers(name: str, text: str, least: int) -> list[int]:
     return found
 
 
-def _print_table(heads: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
+def print_table(heads: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from lopa.cli.bench import bench
+from lopa.cli.bench_serve import bench_serve
 from lopa.cli.chat import chat
 from lopa.cli.evaluate import evaluate
 from lopa.cli.generate import generate
@@ -34,6 +35,7 @@ app = typer.Typer(
 for command in (generate, race, chat, doctor):
     app.command()(command)
 app.command("eval")(evaluate)
+bench.command("serve")(bench_serve)
 app.command(context_settings={"auto_envvar_prefix": ENVIRONMENT})(serve)
 app.add_typer(models, name="models")
 app.add_typer(bench, name="bench")

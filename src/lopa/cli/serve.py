@@ -17,7 +17,7 @@ from lopa.cli.options import (
     default_model,
     with_decoding,
 )
-from lopa.errors import LopaError
+from lopa.errors import ConfigError, LopaError
 from lopa.serving.settings import EngineConfig, ServeConfig
 
 ENVIRONMENT = "LOPA"  # the prefix of the twins
@@ -88,6 +88,14 @@ def serve(
     max_choices: Annotated[
         int | None, _option("max_choices", "Answers in a request, prompts times n", _LIMITS)
     ] = None,
+    replicas: Annotated[
+        int | None,
+        _option("replicas", "Serve this many replicas, over a Ray cluster", _RUNNING),
+    ] = None,
+    max_replicas: Annotated[
+        int | None,
+        _option("max_replicas", "With --replicas: start more, up to this, as needed", _RUNNING),
+    ] = None,
     drain_seconds: Annotated[
         float | None,
         _option("drain_seconds", "Time that answers have left when the server stops", _RUNNING),
@@ -126,8 +134,17 @@ def serve(
         token_budget=token_budget,
         max_request_tokens=max_request_tokens,
     )
+    if replicas is None and max_replicas is not None:
+        raise ConfigError("max-replicas goes with --replicas: give both")
+    extra = "serve" if replicas is None else "ray"
     try:
-        from lopa.serving.server import serve as run
+        if replicas is None:
+            from lopa.serving.server import serve as run
+
+            run(config, engine)
+        else:
+            from lopa.serving.ray import serve_replicas
+
+            serve_replicas(config, engine, replicas=replicas, max_replicas=max_replicas)
     except ImportError as error:
-        raise LopaError(f"the server needs {error.name}: pip install 'lopa[serve]'") from None
-    run(config, engine)
+        raise LopaError(f"this needs {error.name}: pip install 'lopa[{extra}]'") from None

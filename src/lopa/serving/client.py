@@ -15,6 +15,7 @@ import math
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections import deque
@@ -178,13 +179,11 @@ class Client:
         """Run a process to its end; why it could not start, if it said so."""
         ours, theirs = socket.socketpair()
         with theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                self._module,
-                str(theirs.fileno()),
+            # Not asyncio's: not every event loop can wait for processes outside the main thread.
+            process = subprocess.Popen(
+                [sys.executable, "-m", self._module, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL,
                 start_new_session=True,  # a terminal's Ctrl-C is for the API to handle
             )
         self.pid = process.pid
@@ -207,11 +206,7 @@ class Client:
             self._writer = None
             stuck.cancel()
             writer.close()  # which tells it to go; it may be in the middle of a long round
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(process.wait(), _GOODBYE)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and whatever it has started
-            await process.wait()
+            await asyncio.to_thread(_end, process)
 
     def _is_up(self, engine: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         self.engine = engine
@@ -288,3 +283,12 @@ class Client:
             return 1
         usual = sum(self._recent) / len(self._recent)
         return max(1, min(60, math.ceil(usual / max(1, self.capacity))))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """See a process out, and whatever it has started."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GOODBYE)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

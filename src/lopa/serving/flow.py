@@ -25,6 +25,11 @@ class Observer(Protocol):
     def ended(self, flow: Flow, event: Finished | Failed) -> None: ...
 
 
+class Unobserved:
+    def advanced(self, flow: Flow, event: Advance) -> None: ...
+    def ended(self, flow: Flow, event: Finished | Failed) -> None: ...
+
+
 class Flow:
     """Made by a backend, which feeds it with `take`; read by a route through its sink."""
 
@@ -52,7 +57,7 @@ class Flow:
     def again(self) -> None:
         """The engine is gone; from here on events are those of another attempt."""
         self.submitted = self.running = False
-        self._replayed = (0, "", [])
+        self._replayed = (0, "", []) if self.rounds else None
 
     def take(self, event: Event) -> None:
         if self.end is not None:

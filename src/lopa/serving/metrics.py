@@ -32,6 +32,9 @@ class Metrics:
         self.dropped = Counter(
             "lopa_answers_dropped", "Answers whose client went away", registry=registry
         )
+        self.replica_jobs = Counter(
+            "lopa_replica_jobs", "Answers given to a replica", ["replica"], registry=registry
+        )
         self.tokens = Counter(
             "lopa_tokens_committed", "Tokens of finished answers", registry=registry
         )
@@ -102,6 +105,7 @@ _GAUGES = {
     "requests_running": "Answers in the engine's rounds",
     "requests_waiting": "Answers that wait for their turn",
     "ranks_alive": "Processes of the engine that are up",
+    "replicas": "Replicas of the engine that may be used",
     "engine_restarts": "Engines that were lost and started again",
     "cache_tokens": "Tokens that the cache is held for",
     "cache_pages_used": "Pages of the cache that are held",

@@ -78,12 +78,12 @@ async def page(request: Request) -> Response:
 async def info(request: Request) -> Response:
     """What the page needs to know of the model and its settings."""
     state = request.app.state
-    engine: dict[str, Any] = getattr(getattr(state, "backend", None), "engine", {})
-    model = getattr(state, "model", "")
-    if not engine:
+    # What the engine says about itself: nothing before it is up. Replicas are not asked.
+    engine: dict[str, Any] | None = getattr(state.backend, "engine", None)
+    if engine is not None and not engine:
         message = "The model is still loading."
         return JSONResponse({"error": {"message": message}}, 503, {"Retry-After": "2"})
-    return JSONResponse(describe(model, engine), headers={"Cache-Control": "no-store"})
+    return JSONResponse(describe(state.model, engine or {}), headers={"Cache-Control": "no-store"})
 
 
 @router.api_route("/playground/{name}", methods=["GET", "HEAD"])
