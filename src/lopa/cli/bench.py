@@ -82,7 +82,7 @@ def bench_round(
     rates = ceilings.bytes_per_second / 1e9, ceilings.flops_per_second / 1e12
     print(f"{_host_line(llm)}; copies {rates[0]:.0f} GB/s, products {rates[1]:.2f} TFLOP/s")
     print("times in ms, medians")
-    _print_table(
+    print_table(
         ["k", "window", "tokens", "round", "forward", "host", "floor", "×floor", "GB/s", "TFLOP/s"],
         [
             (
@@ -143,7 +143,7 @@ def bench_decode(
         return
     print(f"{_host_line(llm)}; {config.decoder}, one prompt at a time")
     shown = {n: f"{v:.2f}" if isinstance(v, float) else str(v) for n, v in found.items()}
-    _print_table(("", ""), [(n.replace("_", " "), v) for n, v in shown.items()])
+    print_table(("", ""), [(n.replace("_", " "), v) for n, v in shown.items()])
 
 
 def host(llm: LLM) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _numbers(name: str, text: str, least: int) -> list[int]:
     return found
 
 
-def _print_table(heads: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
+def print_table(heads: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
