@@ -155,13 +155,12 @@ class Decoder:
             raise RuntimeError("advance without a plan")
         config, size = self.config, self.window.size
         # From here on, columns count from the first position that may be filled.
-        left = self.window.base + frame.first * size
-        view = slice(left - plan.start, left - plan.start + int(frame.blocks.max()) * size)
+        left, view = self._columns(plan, frame)
         masks, max_prob = plan.wanted[:, view], stats.max_prob[:, view]
         ranking = stats.ranking[:, view]
         counts = masks.sum(axis=1)
         scores = lookahead.score(masks, counts, max_prob, ranking, self.ahead, size, config)
-        winner = lookahead.select(scores)
+        winner = self._select(scores)
         branches = [
             Branch(*row)
             for row in zip(
@@ -198,7 +197,7 @@ class Decoder:
         self.tokens[left + places] = filled
         fills = self._fills(places + left, filled, max_prob[places], forced.ravel()[places])
         self.has_eos = self._eos_rows[winner] or any(f.token in self.eos_ids for f in fills)
-        self.ahead = lookahead.spawn(masks & ~chosen, token, max_prob, ranking, left, config)
+        self.ahead = self._spawn(masks & ~chosen, token, max_prob, ranking, left)
 
         self.window.close(frame, winner, self._masks)
         if self.budget is not None and self.ahead:
@@ -226,6 +225,27 @@ class Decoder:
         )
 
     # -- pieces -------------------------------------------------------------------------------
+
+    # The two choices that make LoPA; the studies put others in their place.
+
+    def _select(self, scores: lookahead.Scores) -> int:
+        return lookahead.select(scores)
+
+    def _spawn(
+        self,
+        left: BoolArray,
+        token: IntArray,
+        max_prob: FloatArray,
+        ranking: FloatArray,
+        offset: int,
+    ) -> list[Lookahead]:
+        return lookahead.spawn(left, token, max_prob, ranking, offset, self.config)
+
+    def _columns(self, plan: Plan, frame: Frame) -> tuple[int, slice]:
+        """The first position that may be filled, and the columns of those that may."""
+        left = self.window.base + frame.first * self.window.size
+        first = left - plan.start
+        return left, slice(first, first + int(frame.blocks.max()) * self.window.size)
 
     def _open(self) -> tuple[Frame | None, list[bool]]:
         """The frame of the next round, and which of its rows hold an end of text."""

@@ -16,7 +16,7 @@ th:first-child, td:first-child { text-align: left }
 svg { max-width: 100%; height: auto; margin: 1rem 0 } code { background: #f4f4f5 }
 """
 
-HEADS = ("setting", "problems", "accuracy", "95 % interval", "TPF", "TPF (paper)", "tokens/s")
+HEADS = ("setting", "n", "accuracy (95 % interval)", "TPF", "TPF (paper)", "tokens/s")
 
 
 def rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -27,8 +27,7 @@ def rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
         (
             setting_name(p["options"]),
             str(p["problems"]),
-            f"{p['accuracy']:.1%}",
-            f"{p['interval'][0]:.1%} … {p['interval'][1]:.1%}",
+            f"{p['accuracy']:.1%} ({p['interval'][0]:.1%} … {p['interval'][1]:.1%})",
             f"{p['tpf']:.2f}",
             f"{p['tpf_paper']:.2f}",
             f"{p['tokens_per_second']:.1f}",
