@@ -11,6 +11,9 @@ from lopa.evaluation.sweep import of_curve, setting_name
 
 Report = Mapping[str, Any]
 
+# A place of its own: finding the best one takes long enough on a busy machine to be warned about.
+LEGEND: dict[str, Any] = {"fontsize": 8, "loc": "lower right"}
+
 
 def require_plots() -> Any:
     """matplotlib.pyplot, without a display; found missing before a long run, not after it."""
@@ -61,7 +64,7 @@ def by_axis(report: Report) -> Any:
     for part in (left, right):
         part.set_xlabel(axis)
         part.grid(alpha=0.3)
-        part.legend(fontsize=8)
+        part.legend(**LEGEND)
     left.set_ylim(bottom=0)
     return figure
 
@@ -83,7 +86,7 @@ def tradeoff(report: Report) -> Any:
     part.set_ylabel(f"accuracy, % (numbers: {axis})")
     part.set_xlim(left=0)
     part.grid(alpha=0.3)
-    part.legend(fontsize=8)
+    part.legend(**LEGEND)
     return figure
 
 
@@ -97,7 +100,7 @@ def by_round(report: Report) -> Any:
     part.set_ylabel("tokens brought (mean over the answers that had the round)")
     part.set_ylim(bottom=0)
     part.grid(alpha=0.3)
-    part.legend(fontsize=8)
+    part.legend(**LEGEND)
     return figure
 
 

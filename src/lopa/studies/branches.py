@@ -23,18 +23,23 @@ def run(study: Study) -> Findings:
         found = figures(samples)
         points.append({"options": {"branches": k}, **found, "by_round": mean_by_round(samples)})
     axes = {"branches": list(BRANCHES)}
-    return {"task": "branches", "axes": axes, "points": points, "curves": curves(points)}
+    return {
+        "task": "branches",
+        "axes": axes,
+        "points": points,
+        "curves": curves(points),
+        "round_cost": study.llm.round_cost.points,  # what auto went by
+    }
 
 
 def table(findings: Findings) -> Table:
-    heads = ("branches", "tried a round", "accuracy", "TPF", "tokens/s")
+    heads = ("branches", "tried a round", "accuracy", "TPF")
     return heads, [
         (
             str(p["options"]["branches"]),
             f"{p['branches']:.1f}",
             f"{p['accuracy']:.0%} ({p['interval'][0]:.0%} … {p['interval'][1]:.0%})",
             f"{p['tpf']:.2f}",
-            f"{p['tokens_per_second']:.1f}",
         )
         for p in findings["points"]
     ]

@@ -117,7 +117,7 @@ def draw(findings: Findings) -> Any:
     part.set_xticks([i + 0.2 for i in range(len(names))], names)
     part.set_ylabel("rank correlation of the score with")
     part.axhline(0, color="black", linewidth=0.6)
-    part.legend()
+    part.legend(**plots.LEGEND)
     return figure
 
 

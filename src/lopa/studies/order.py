@@ -80,6 +80,6 @@ def draw(findings: Findings) -> Any:
         part.plot(places, [p[name]["tpf"] for p in problems], mark, label=name)
     part.set_xlabel(f"problem (boxes: {findings['orders']} random orders each, to the extremes)")
     part.set_ylabel("tokens per forward")
-    part.legend()
+    part.legend(**plots.LEGEND)
     part.grid(alpha=0.3)
     return figure

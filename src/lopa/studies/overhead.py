@@ -82,5 +82,5 @@ def draw(findings: Findings) -> Any:
         below = [b + v for b, v in zip(below, values, strict=True)]
     part.set_xlabel("branches")
     part.set_ylabel("share of a round, %")
-    part.legend(fontsize=8)
+    part.legend(**plots.LEGEND)
     return figure
