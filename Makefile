@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BROWSER_READY := $(VENV)/.browser-ready
 
-.PHONY: run test test-engine test-browser screenshots test-serving-soak test-ray lint audit clean
+.PHONY: run test test-engine test-browser screenshots test-serving-soak test-ray test-harness lint audit clean
 
 run: $(READY)
 	$(BIN)/lopa race --max-new-tokens 128
@@ -33,6 +33,13 @@ test-ray: $(VENV)/.ray
 
 $(VENV)/.ray: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev,ray]'
+	touch $@
+
+test-harness: $(VENV)/.harness
+	$(BIN)/python -m pytest tests/evaluation/test_harness.py -m harness
+
+$(VENV)/.harness: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev,harness]'
 	touch $@
 
 # Known vulnerabilities of the versions in use, where PyPI can be asked.
