@@ -50,7 +50,7 @@ def test_the_documentation_has_every_option() -> None:
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
     serve: Any = get_command(app).commands["serve"]  # type: ignore[attr-defined]
     defaults = {field.name: field.default for field in fields(ServeConfig)}
-    shared = {"model", "adapter", "device", "dtype", "preset", "help", *_FIELDS}
+    shared = {"model", "adapter", "device", "dtype", "quantize", "preset", "help", *_FIELDS}
     for parameter in serve.params:
         if parameter.name not in shared:
             flag, value = max(parameter.opts, key=len), defaults.get(parameter.name)

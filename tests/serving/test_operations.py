@@ -75,6 +75,7 @@ def test_health_and_metrics(server: Server) -> None:
     assert server.metric("lopa_round_seconds_count") == rounds + made
     assert server.metric("lopa_tokens_committed_total") == tokens + 16
     assert server.metric("lopa_ranks_alive") == 1
+    assert 0 <= server.metric("lopa_cache_pages_used") < server.metric("lopa_cache_pages")
     assert server.metric("lopa_requests_total", method="GET", path="/health", status="200") >= 1
     wins = [float(line.split()[-1]) for line in server.http.get("/metrics").text.splitlines()
             if line.startswith("lopa_branch_wins_total")]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from lopa.cli.options import (
     JsonOption,
     ModelOption,
     PresetOption,
+    QuantizeOption,
     decode_config,
     with_decoding,
 )
@@ -30,6 +32,7 @@ from lopa.version import VERSION
 if TYPE_CHECKING:
     from lopa.engine.llm import LLM
 
+_WIDE = 160
 bench = typer.Typer(no_args_is_help=True, help="Measure speed, on the spot.")
 
 
@@ -42,6 +45,7 @@ def bench_round(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to time for each line.")] = 24,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Time whole rounds, decoder and host included, and compare with what the device allows.
@@ -50,11 +54,12 @@ def bench_round(
     measured matrix rate.
     """
     counts, windows = _numbers("branches", branches, 0), _numbers("window", window, 32)
-    llm = load(model, None, device, dtype)
+    llm = load(model, None, device, dtype, quantize)
     from lopa.bench.ceilings import measure
     from lopa.bench.rounds import time_rounds
+    from lopa.engine.quantize import KINDS
 
-    ceilings = measure(llm.device, llm.dtype)
+    ceilings = measure(llm.device, llm.dtype, KINDS[llm.quantize] if llm.quantize else None)
     console = notes()
     lines = []
     for tokens in windows:
@@ -71,13 +76,23 @@ def bench_round(
             "host": host(llm),
             "bytes_per_second": ceilings.bytes_per_second,
             "flops_per_second": ceilings.flops_per_second,
+            "quantised_flops_per_second": ceilings.quantised_flops_per_second,
             "rounds": [asdict(line) for line in lines],
         }
         print(json.dumps(found))
         return
     rates = ceilings.bytes_per_second / 1e9, ceilings.flops_per_second / 1e12
     print(f"{_host_line(llm)}; copies {rates[0]:.0f} GB/s, products {rates[1]:.2f} TFLOP/s")
-    heads = ("branches", "window", "tokens", "round ms", "forward ms", "floor ms", "× floor")
+    heads = (
+        "branches",
+        "window",
+        "tokens",
+        "round ms",
+        "forward ms",
+        "host ms",
+        "floor ms",
+        "× floor",
+    )
     print_table(
         (*heads, "GB/s", "TFLOP/s"),
         [
@@ -87,6 +102,7 @@ def bench_round(
                 str(r.tokens),
                 f"{r.round_ms:.2f}",
                 f"{r.forward_ms:.2f}",
+                f"{r.host_ms:.2f}",
                 f"{r.floor_ms:.2f}",
                 f"{r.ratio:.2f}",
                 f"{r.gigabytes_per_second:.1f}",
@@ -108,6 +124,7 @@ def bench_decode(
     adapter: AdapterOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
     preset: PresetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -116,7 +133,7 @@ def bench_decode(
     from lopa.evaluation.evaluate import problems
 
     asked = problems(task, "eval", limit, seed)
-    llm = load(model, adapter, device, dtype)
+    llm = load(model, adapter, device, dtype, quantize)
     from rich.progress import Progress
 
     from lopa.bench.decode import measure_decoding
@@ -149,6 +166,7 @@ def host(llm: LLM) -> dict[str, Any]:
         "model": llm.name,
         "device": torch.cuda.get_device_name(llm.device) if cuda else platform.machine(),
         "dtype": str(llm.dtype).removeprefix("torch."),
+        "quantize": llm.quantize,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "lopa": VERSION,
@@ -179,4 +197,6 @@ def print_table(heads: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
         table.add_column(head, justify="right")
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False, markup=False).print(table)
+    # A file or a pipe has no width that columns would have to be squeezed into.
+    width = None if sys.stdout.isatty() else _WIDE
+    Console(highlight=False, markup=False, width=width).print(table)

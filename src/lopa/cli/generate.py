@@ -19,6 +19,7 @@ from lopa.cli.options import (
     JsonOption,
     ModelOption,
     PresetOption,
+    QuantizeOption,
     TraceOption,
     decode_config,
     with_decoding,
@@ -38,6 +39,7 @@ def generate(
     adapter: AdapterOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
     preset: PresetOption = None,
     chat: ChatOption = False,
     watch: Annotated[
@@ -51,7 +53,7 @@ def generate(
     config = decode_config(model, decoding, preset)
     if trace is not None:
         check_writable(trace, "trace")
-    llm = load(model, adapter, device, dtype)
+    llm = load(model, adapter, device, dtype, quantize)
     with closing(llm.session(encode(llm, text, chat), config)) as session:
         # A pipe gets the answer whole or not at all; a terminal sees it grow.
         live = sys.stdout.isatty() and not (watch or as_json or session.tokenizer is None)

@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 _PATIENCE = 1.0  # seconds of loading without a bar
 
 
-def load(model: str | None, adapter: str | None, device: str | None, dtype: str | None) -> LLM:
+def load(
+    model: str | None,
+    adapter: str | None,
+    device: str | None,
+    dtype: str | None,
+    quantize: str | None = None,
+) -> LLM:
     """The model asked for; what is None is left to the defaults of `LLM`."""
     name = model or default_model()
     if model is None and name.startswith("dummy:"):
@@ -32,7 +38,12 @@ def load(model: str | None, adapter: str | None, device: str | None, dtype: str 
     with console.status("starting torch") if console.is_terminal else nullcontext():
         from lopa.engine.llm import LLM
 
-    options: dict[str, Any] = {"adapter": adapter, "device": device, "dtype": dtype}
+    options: dict[str, Any] = {
+        "adapter": adapter,
+        "device": device,
+        "dtype": dtype,
+        "quantize": quantize,
+    }
     given = {key: value for key, value in options.items() if value is not None}
     with _Bar(console, name) as bar:
         return LLM(name, progress=bar.show, **given)

@@ -14,6 +14,7 @@ from lopa.cli.options import (
     Given,
     ModelOption,
     PresetOption,
+    QuantizeOption,
     default_model,
     with_decoding,
 )
@@ -44,6 +45,7 @@ def serve(
     adapter: AdapterOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
     preset: PresetOption = None,
     host: Annotated[str | None, _option("host", "Address to listen on", _ADDRESS)] = None,
     port: Annotated[
@@ -75,6 +77,12 @@ def serve(
     ] = None,
     token_budget: Annotated[
         int | None, _option("token_budget", "Tokens forwarded in a round", _LIMITS)
+    ] = None,
+    cache_tokens: Annotated[
+        int | None,
+        _option(
+            "cache_tokens", "Room of the cache (default: what the device's memory allows)", _LIMITS
+        ),
     ] = None,
     max_request_tokens: Annotated[
         int | None,
@@ -124,7 +132,13 @@ def serve(
         "log_format": log_format,
     }
     config = ServeConfig(**{name: value for name, value in given.items() if value is not None})
-    of_llm = {"adapter": adapter, "device": device, "dtype": dtype}
+    of_llm = {
+        "adapter": adapter,
+        "device": device,
+        "dtype": dtype,
+        "quantize": quantize,
+        "cache_tokens": cache_tokens,
+    }
     engine = EngineConfig(
         model=model or default_model(),
         llm={name: value for name, value in of_llm.items() if value is not None},

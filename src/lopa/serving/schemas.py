@@ -52,7 +52,7 @@ UNHONOURED: dict[str, tuple[tuple[Any, ...], str]] = {
     "service_tier": (("auto", "default"), "there is one tier"),
     "store": ((False,), "nothing is stored here"),
     "metadata": (({},), "nothing is stored here"),
-    "prompt_cache_key": ((), "prompts share no cache here"),
+    "prompt_cache_key": ((), "prompts share what they can by themselves"),
     "safety_identifier": ((), "nothing is stored here"),
     "web_search_options": ((), _NO_TOOLS),
 }

@@ -322,12 +322,12 @@ class Worker:
 
     def _gauges(self) -> dict[str, Any]:
         running = list(self.engine.running)
-        pages = getattr(self.llm.runner, "pages", None)  # (used, in all), of a paged cache
+        pages = getattr(self.llm.runner, "pages", None)  # a paged cache has them
         return {
             "running": len(running),
             "waiting": len(self.engine.waiting),
             "cache_tokens": sum(session.capacity for session in running),
-            "pages": pages() if callable(pages) else None,
+            "pages": None if pages is None else (pages.count - pages.free, pages.count),
         }
 
 
