@@ -129,7 +129,9 @@ export class GenerateView {
         const type = run.push(record);
         if (type === "run") this.open(run, true);
         if (type === "error") throw new ServerError(run.error.message ?? "The run failed.");
-        if (type === "round") this.player.extend(run.total, run.seconds);
+        if (type !== "round") continue;
+        if (run.total === 1) setText(this.element["status"], "Running …");
+        this.player.extend(run.total, run.seconds);
       }
     } catch (error) {
       this.#failed(error, run, control);
