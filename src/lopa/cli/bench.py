@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -31,6 +32,7 @@ from lopa.version import VERSION
 if TYPE_CHECKING:
     from lopa.engine.llm import LLM
 
+_WIDE = 160
 bench = typer.Typer(no_args_is_help=True, help="Measure speed, on the spot.")
 
 
@@ -82,7 +84,7 @@ def bench_round(
     rates = ceilings.bytes_per_second / 1e9, ceilings.flops_per_second / 1e12
     print(f"{_host_line(llm)}; copies {rates[0]:.0f} GB/s, products {rates[1]:.2f} TFLOP/s")
     print("times in ms, medians")
-    _print_table(
+    print_table(
         ["k", "window", "tokens", "round", "forward", "host", "floor", "×floor", "GB/s", "TFLOP/s"],
         [
             (
@@ -143,7 +145,7 @@ def bench_decode(
         return
     print(f"{_host_line(llm)}; {config.decoder}, one prompt at a time")
     shown = {n: f"{v:.2f}" if isinstance(v, float) else str(v) for n, v in found.items()}
-    _print_table(("", ""), [(n.replace("_", " "), v) for n, v in shown.items()])
+    print_table(("", ""), [(n.replace("_", " "), v) for n, v in shown.items()])
 
 
 def host(llm: LLM) -> dict[str, Any]:
@@ -176,7 +178,7 @@ def _numbers(name: str, text: str, least: int) -> list[int]:
     return found
 
 
-def _print_table(heads: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
+def print_table(heads: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -186,4 +188,6 @@ def _print_table(heads: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
         table.add_column(head, justify="right")
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False, markup=False).print(table)
+    # A file or a pipe has no width that columns would have to be squeezed into.
+    width = None if sys.stdout.isatty() else _WIDE
+    Console(highlight=False, markup=False, width=width).print(table)

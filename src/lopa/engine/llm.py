@@ -191,8 +191,10 @@ class LLM:
         """Settings for this model: what is given, else what suits its family."""
         return settings_for(self.config, preset, given)
 
-    def session(self, prompt: Prompt, config: DecodeConfig | None = None) -> Session:
-        """A request to be driven by hand, round by round."""
+    def session(
+        self, prompt: Prompt, config: DecodeConfig | None = None, *, limit: int | None = None
+    ) -> Session:
+        """A request to be driven by hand, round by round; `limit` cuts its answer short."""
         config = config or self.decode_config()
         family = family_named(self.config.family)
         family.check(self.config, config)
@@ -212,7 +214,7 @@ class LLM:
             shift=self.config.shift,
             aligned=self.config.trained_block is not None,
         )
-        return Session(self.runner, self.tokenizer, decoder, ids)
+        return Session(self.runner, self.tokenizer, decoder, ids, limit)
 
     def forward(
         self,
