@@ -12,7 +12,7 @@ from cli_support import DUMMY, Run
 from typer.main import get_command
 
 from lopa.cli.main import app
-from lopa.cli.options import _FIELDS
+from lopa.fields import FIELDS
 from lopa.serving.settings import EngineConfig, ServeConfig
 
 
@@ -50,7 +50,7 @@ def test_the_documentation_has_every_option() -> None:
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
     serve: Any = get_command(app).commands["serve"]  # type: ignore[attr-defined]
     defaults = {field.name: field.default for field in fields(ServeConfig)}
-    shared = {"model", "adapter", "device", "dtype", "quantize", "preset", "help", *_FIELDS}
+    shared = {"model", "adapter", "device", "dtype", "quantize", "preset", "help", *FIELDS}
     for parameter in serve.params:
         if parameter.name not in shared:
             flag, value = max(parameter.opts, key=len), defaults.get(parameter.name)
