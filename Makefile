@@ -26,7 +26,7 @@ screenshots: $(BROWSER_READY)
 
 # Minutes of load, faults and made-up requests against a server.
 test-serving-soak: $(READY)
-	$(BIN)/python -m pytest tests/serving -m soak -n 2 --dist loadfile -s
+	$(BIN)/python -m pytest tests/serving -m soak -n 2 --dist loadfile
 
 test-ray: $(VENV)/.ray
 	$(BIN)/python -m pytest tests/serving/test_ray.py -m ray

@@ -64,6 +64,7 @@ def idle(server: Server) -> bool:
 
 def test_health_and_metrics(server: Server) -> None:
     assert server.http.get("/health/live").json() == {"live": True}
+    assert server.http.head("/health").status_code == 200
     assert server.http.get("/health").json() == {"live": True, "ready": True, "state": "ready"}
     rounds, tokens = (
         server.metric("lopa_rounds_total"),

@@ -232,7 +232,8 @@ class Client:
     def _end(self, flow: Flow, event: Finished | Failed) -> None:
         flow.take(event)
         self._flows.pop(flow.job.id, None)
-        self._recent.append(time.monotonic() - flow.began)
+        if isinstance(event, Finished):
+            self._recent.append(flow.seconds)
         self._pump()
 
     def _take_back(self) -> None:
@@ -278,11 +279,11 @@ class Client:
                     os.kill(self.pid, signal.SIGKILL)
 
     def _retry_after(self) -> int:
-        """Seconds until there is likely to be room: what an answer takes, over those in line."""
+        """Seconds until there is likely to be room: what an answer takes, over those at once."""
         if not self._recent:
             return 1
         usual = sum(self._recent) / len(self._recent)
-        return max(1, min(60, math.ceil(usual / max(1, self.capacity))))
+        return max(1, min(60, math.ceil(usual / int(self.engine["max_running"]))))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

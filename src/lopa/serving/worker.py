@@ -96,6 +96,7 @@ class Task:
                 tpf=output.tpf,
                 seconds=output.seconds,
                 queue_seconds=self._queue_seconds,
+                engine_seconds=time.perf_counter() - self.since,
                 line=self._end_line(step) if self.job.denoise else None,
             )
 
@@ -244,6 +245,11 @@ class Worker:
     def open(self, job: Job) -> tuple[Task, Accepted]:
         """Encode and check a job; LopaError says what is wrong with it."""
         llm, given = self.llm, self._with_defaults(job.options)
+        if isinstance(job.prompt, list) and len(job.prompt) > self.most_tokens:
+            raise PromptError(
+                f"the prompt has {len(job.prompt)} parts and a request may hold "
+                f"{self.most_tokens} tokens here: shorten it"
+            )
         ids = llm.encode(job.prompt)
         names = [name for name in ("decoder", "window") if name in given]
         usual = llm.decode_config(self.config.preset, **{name: given[name] for name in names})
