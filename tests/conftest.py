@@ -7,6 +7,6 @@ from pathlib import Path
 
 import torch
 
-for folder in (".", "decoding", "models"):
+for folder in (".", "decoding", "models", "parallel"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 torch.set_num_threads(1)

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, get_args, overload
 
+import torch
 from torch import Tensor
 
 from lopa.config import AttentionName, DecodeConfig
 from lopa.decoding.decoder import Decoder
 from lopa.engine.device import choose_device, choose_dtype
 from lopa.engine.engine import MAX_RUNNING, TOKEN_BUDGET, Engine
-from lopa.engine.runner import ReferenceRunner, raw_logits
+from lopa.engine.runner import ReferenceRunner, Runner, raw_logits
 from lopa.engine.session import Event, Output, Session
 from lopa.errors import CheckpointError, ConfigError, PromptError
 from lopa.models import checkpoint
@@ -64,16 +65,24 @@ class LLM:
         self._known_id("the mask token", self.config.mask_id)
         if self.config.mask_id in self.config.eos_ids:
             raise ConfigError(f"token {self.config.mask_id} cannot be both mask and end of text")
-        self.runner = ReferenceRunner(self.model)
+        self.runner = self._make_runner()
         self._turn_ends: tuple[int, ...] = ()
         if self.tokenizer is not None and eos_token_id is None:
             ends = map(self.tokenizer.token_id, family_named(self.config.family).turn_ends)
             self._turn_ends = tuple(i for i in ends if i is not None)
 
+    def _make_runner(self) -> Runner:
+        return ReferenceRunner(self.model)
+
+    @property
+    def _read_to(self) -> torch.device:
+        """Where weights are read to."""
+        return self.device
+
     def _load_dummy(self, config: ModelConfig, adapter: str | Path | None) -> None:
         if adapter is not None:
             raise CheckpointError("a dummy model takes no adapter: leave it out")
-        self.model = checkpoint.dummy(config, device=self.device, dtype=self.dtype, seed=0)
+        self.model = checkpoint.dummy(config, device=self._read_to, dtype=self.dtype, seed=0)
         specials = {"<|mask|>": config.mask_id}
         specials |= {f"<|eos{n or ''}|>": i for n, i in enumerate(config.eos_ids)}
         self.tokenizer: Tokenizer | None = Tokenizer.byte_level(specials)
@@ -89,7 +98,7 @@ class LLM:
         self.model = checkpoint.load(
             folder,
             config,
-            device=self.device,
+            device=self._read_to,
             dtype=self.dtype,
             adapter=resolve(adapter, "adapter") if adapter is not None else None,
             progress=progress,

@@ -1,7 +1,8 @@
 """Runners execute plans. This is the only part that touches a device.
 
 A runner owns one slot (a KV cache) per sequence. `forward` returns the statistics of each plan;
-when the decoders have chosen, `commit` writes the winners' keys and values to the caches.
+when the decoders have chosen, `commit` writes the winners' keys and values to the caches. Where the
+winner was forwarded on another device, `staged` there and `install` here take its place.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from lopa.config import AttentionName, DecodeConfig
 from lopa.engine.attention import sdpa
 from lopa.engine.cache import Cache
-from lopa.engine.statistics import statistics
+from lopa.engine.statistics import Statistics, statistics
 from lopa.errors import LopaError
 from lopa.models.transformer import Transformer
 from lopa.sequence import BoolArray, IntArray, Plan, Stats
@@ -44,6 +45,23 @@ class Runner(Protocol):
         """(slot, winning row) of every plan of the last forward."""
 
 
+class StagingRunner(Runner, Protocol):
+    """A runner whose commits can be carried to another: what branch parallelism needs of one.
+
+    A buffer is flat and contiguous, of the model's dtype and on its device: keys and values of the
+    committed tokens of every layer, and the hidden state of the last of them.
+    """
+
+    def staging(self, tokens: int) -> Tensor:
+        """An unwritten buffer for a commit of so many tokens."""
+
+    def staged(self, slot: int, row: int) -> Tensor:
+        """What committing that row of the slot's last forward would write; before `commit`."""
+
+    def install(self, slot: int, start: int, buffer: Tensor) -> None:
+        """Commit a buffer instead: its tokens lie at `start` and behind."""
+
+
 @dataclass(slots=True)
 class _Slot:
     config: DecodeConfig
@@ -66,9 +84,10 @@ class _Staged:
 class ReferenceRunner:
     """Plain torch on any device: all rows of all plans in one padded batch. Correct and simple."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Transformer, statistics: Statistics = statistics) -> None:
         self.model = model
         self.config = model.config
+        self.statistics = statistics  # from the model's logits, or from its share of them
         parameter = next(model.parameters())
         self.device = parameter.device
         self.cache = Cache(model.config, parameter.device, parameter.dtype)
@@ -145,6 +164,36 @@ class ReferenceRunner:
             values = torch.stack([layer[at[0], at[1]] for layer in staged.values])
             self.cache.write(at[2], at[3], keys, values)
 
+    def staging(self, tokens: int) -> Tensor:
+        size = tokens * self._token_size + self.config.hidden_size
+        return torch.empty(size, device=self.device, dtype=self.cache.keys.dtype)
+
+    @torch.inference_mode()
+    def staged(self, slot: int, row: int) -> Tensor:
+        staged, plan = self._staged, self._slots[slot].plan
+        if staged is None or plan is None:
+            raise RuntimeError(f"slot {slot} has no forward to commit")
+        at, end = self._slots[slot].rows.start + row, plan.commit
+        parts = [layer[at, :end].reshape(-1) for layer in (*staged.keys, *staged.values)]
+        return torch.cat([*parts, staged.hidden[at, end - 1]])
+
+    @torch.inference_mode()
+    def install(self, slot: int, start: int, buffer: Tensor) -> None:
+        tokens = (len(buffer) - self.config.hidden_size) // self._token_size
+        split = torch.split(buffer, [tokens * self._token_size, self.config.hidden_size])
+        layers, _, _, heads, dim = self.cache.keys.shape
+        keys, values = split[0].view(2, layers, tokens, heads, dim)
+        positions = torch.arange(start, start + tokens, device=self.device)
+        self.cache.write(torch.full_like(positions, slot), positions, keys, values)
+        own = self._slots[slot]
+        own.plan, own.carry, own.carry_position = None, split[1].clone(), start + tokens - 1
+
+    @property
+    def _token_size(self) -> int:
+        """Elements of one token's keys and values, all layers."""
+        layers, _, _, heads, dim = self.cache.keys.shape
+        return 2 * layers * heads * dim
+
     def _hidden(
         self,
         tokens: IntArray,
@@ -203,7 +252,7 @@ class ReferenceRunner:
                 here = slice(i, min(i + _HEAD_ROWS, end))
                 logits = self.model.logits(source[here])
                 found.append(
-                    statistics(logits, places[here], rounds[here], self.config.mask_id, config)
+                    self.statistics(logits, places[here], rounds[here], self.config.mask_id, config)
                 )
         columns = [torch.cat(x).cpu().numpy() for x in zip(*found, strict=True)] if found else []
         shape = wanted.shape
