@@ -50,6 +50,7 @@ class LLM:
         self.device = choose_device(device)
         config = checkpoint.model_config(model)
         self.dtype = choose_dtype(dtype, config.dtype)
+        self.config = config
         if self.name.startswith(checkpoint.DUMMY):
             self._load_dummy(config, adapter)
         else:
@@ -61,7 +62,7 @@ class LLM:
             changes["eos_ids"] = tuple(self._known_id("eos_token_id", i) for i in ids)
         if mask_token_id is not None:
             changes["mask_id"] = self._known_id("mask_token_id", mask_token_id)
-        self.config = self.model.config = replace(self.model.config, **changes)
+        self.config = replace(self.config, **changes)
         self._known_id("the mask token", self.config.mask_id)
         if self.config.mask_id in self.config.eos_ids:
             raise ConfigError(f"token {self.config.mask_id} cannot be both mask and end of text")
@@ -72,7 +73,11 @@ class LLM:
             self._turn_ends = tuple(i for i in ends if i is not None)
 
     def _make_runner(self) -> Runner:
+        self.model.config = self.config
         return ReferenceRunner(self.model)
+
+    def _make_session(self, decoder: Decoder, ids: Sequence[int]) -> Session:
+        return Session(self.runner, self.tokenizer, decoder, ids)
 
     @property
     def _read_to(self) -> torch.device:
@@ -82,7 +87,7 @@ class LLM:
     def _load_dummy(self, config: ModelConfig, adapter: str | Path | None) -> None:
         if adapter is not None:
             raise CheckpointError("a dummy model takes no adapter: leave it out")
-        self.model = checkpoint.dummy(config, device=self._read_to, dtype=self.dtype, seed=0)
+        self._load_weights(None, config, None, None)
         specials = {"<|mask|>": config.mask_id}
         specials |= {f"<|eos{n or ''}|>": i for n, i in enumerate(config.eos_ids)}
         self.tokenizer: Tokenizer | None = Tokenizer.byte_level(specials)
@@ -95,14 +100,28 @@ class LLM:
         progress: checkpoint.Progress | None,
     ) -> None:
         self.tokenizer = Tokenizer.from_folder(folder)
-        self.model = checkpoint.load(
-            folder,
-            config,
-            device=self._read_to,
-            dtype=self.dtype,
-            adapter=resolve(adapter, "adapter") if adapter is not None else None,
-            progress=progress,
+        self._load_weights(
+            folder, config, resolve(adapter, "adapter") if adapter is not None else None, progress
         )
+
+    def _load_weights(
+        self,
+        folder: Path | None,  # None: random weights
+        config: ModelConfig,
+        adapter: Path | None,
+        progress: checkpoint.Progress | None,
+    ) -> None:
+        where: Any = {"device": self._read_to, "dtype": self.dtype}
+        if folder is None:
+            self.model = checkpoint.dummy(config, **where, seed=0)
+        else:
+            self.model = checkpoint.load(
+                folder, config, **where, adapter=adapter, progress=progress
+            )
+        self.config = self.model.config
+
+    def close(self) -> None:
+        """End what this model runs outside this process: nothing, here."""
 
     # -- decoding -----------------------------------------------------------------------------
 
@@ -141,7 +160,7 @@ class LLM:
         token_budget: int = TOKEN_BUDGET,
     ) -> Iterator[tuple[int, Output]]:
         """(index, output) of many prompts, `max_running` at once, in order of completion."""
-        engine = Engine(self.runner, max_running=max_running, token_budget=token_budget)
+        engine = self.engine(max_running=max_running, token_budget=token_budget)
         sessions: dict[int, int] = {}
         encoded = [self.encode(prompt) for prompt in prompts]  # a bad one is found at once
 
@@ -154,6 +173,10 @@ class LLM:
         for session in engine.run(begin()):
             assert session.output is not None
             yield sessions.pop(id(session)), session.output
+
+    def engine(self, *, max_running: int = MAX_RUNNING, token_budget: int = TOKEN_BUDGET) -> Engine:
+        """What runs many of this model's sessions at once."""
+        return Engine(self.runner, max_running=max_running, token_budget=token_budget)
 
     def stream(self, prompt: Prompt, config: DecodeConfig | None = None) -> Iterator[Event]:
         """One event a round, as it happens; the last one carries the output."""
@@ -189,7 +212,7 @@ class LLM:
             shift=self.config.shift,
             aligned=self.config.trained_block is not None,
         )
-        return Session(self.runner, self.tokenizer, decoder, ids)
+        return self._make_session(decoder, ids)
 
     def forward(
         self,
@@ -247,7 +270,7 @@ class LLM:
         return [self._known_id("token id", i) for i in token_ids]
 
     def _known_id(self, what: str, value: object) -> int:
-        size = self.model.config.vocab_size
+        size = self.config.vocab_size
         try:
             if isinstance(value, bool):
                 raise TypeError

@@ -54,6 +54,7 @@ class BranchParallel:
         # What a supervisor's commands need: how many this rank has, and how many all have.
         self.heard: Callable[[], int] = int
         self.agreed = 0
+        self.entered: Callable[[str], None] = _nobody  # told what this rank is at
         self._configs: dict[int, DecodeConfig] = {}
         self._plans: dict[int, tuple[Plan, Share]] = {}  # forwarded and not yet committed
         self._state = 0  # checksum of everything that the decoders were told
@@ -75,6 +76,7 @@ class BranchParallel:
     def forward(self, plans: Sequence[tuple[int, Plan]]) -> list[Stats | None]:
         began = time.perf_counter()
         mesh = self.mesh
+        self.entered("forward")
         shares = split([plan for _, plan in plans], mesh.branches, self.weights)
         self._plans = {s: (p, share) for (s, p), share in zip(plans, shares, strict=True)}
         cut = [
@@ -95,11 +97,13 @@ class BranchParallel:
             mesh.tensors,
             wide=any(self._configs[slot].decoder == "fast-dllm" for slot, _ in plans),
         )
+        self.entered("waiting")
         state = self._checksum(plans)
         packed = packing.pack(mesh.branch, mesh.tensor, (state, self.heard(), here), found)
         gathered = mesh.gather(torch.from_numpy(packed)).numpy()
         heads = packing.heads(gathered)
         self._compare(heads["state"])
+        self.entered("host")
         self.agreed = int(heads["heard"].min())
         stats = packing.unpack(gathered)
         # What was gathered, clocks aside, is the same on every rank: it joins the state.
@@ -134,6 +138,7 @@ class BranchParallel:
             if not same and not everywhere:
                 sent.setdefault(int(share.owner[winner]), []).append((slot, winner))
                 self._plans[slot] = plan, share
+        self.entered("commit")
         received = []
         for rank in sorted(sent):
             received += self._broadcast(rank, sent[rank])
@@ -142,6 +147,7 @@ class BranchParallel:
         for slot, start, buffer in received:
             self.local.install(slot, start, buffer)
         self._plans = {}
+        self.entered("host")
         self.spent.ended = time.perf_counter()
         self.spent.commit = self.spent.ended - began
 
@@ -188,3 +194,7 @@ class BranchParallel:
         if 2 * count <= len(states):
             who = "the ranks compute different things"
         raise RankError(f"{who}: the states of their decoders differ")
+
+
+def _nobody(phase: str) -> None:
+    pass

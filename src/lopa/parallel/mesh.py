@@ -6,6 +6,7 @@ mesh of one rank needs no process group, so that everything above it works witho
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,16 +65,15 @@ class Mesh:
         device: torch.device,
         backend: str,
         timeout: float,
-        store: Any,  # a torch.distributed Store
+        store: Any,  # a torch.distributed Store; None: where the environment says
     ) -> Mesh:
         """Meet the other ranks at the store. Every rank calls it, and waits for all."""
         check_degrees(world, branches, tensors)
         mesh = cls(rank, branches, tensors, device, backend, timeout)
         if world == 1:
             return mesh
-        dist.init_process_group(
-            backend, store=store, rank=rank, world_size=world, timeout=_PATIENCE
-        )
+        where = {"store": store} if store is not None else {"init_method": "env://"}
+        dist.init_process_group(backend, **where, rank=rank, world_size=world, timeout=_PATIENCE)
         ranks = torch.arange(world).view(branches, tensors)
         # Groups are made by all ranks in the same order, whether they are in them or not.
         mesh.everyone = mesh._group(list(range(world)))
@@ -148,6 +148,11 @@ class Mesh:
         return things[0]
 
 
+def meeting_place(host: str, port: int, **options: Any) -> Any:
+    """A store where ranks find each other: made with `is_master`, on any free port if it is 0."""
+    return dist.TCPStore(host, port, wait_for_workers=False, **options)  # type: ignore[attr-defined]
+
+
 def check_degrees(world: int, branches: int, tensors: int) -> None:
     if branches < 1 or tensors < 1 or branches * tensors != world:
         raise ConfigError(
@@ -172,5 +177,6 @@ def _reported() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
+        # gloo says where in its source it is and wishes good luck: neither helps.
+        reason = re.sub(r"^\[[^]]*\] *", "", str(error).strip()).split(". ")[0].split("\n")[0]
         raise RankError(f"another rank is gone or too slow ({reason})") from error
