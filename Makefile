@@ -4,13 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test lint clean
+.PHONY: run test test-parallel test-faults lint clean
 
 run: $(READY)
 	$(BIN)/lopa race --max-new-tokens 128
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Groups of real processes, more of them than cores: not beside other tests.
+test-parallel: $(READY)
+	$(BIN)/python -m pytest tests/parallel -m parallel --durations 0
+
+test-faults: $(READY)
+	$(BIN)/python -m pytest tests/parallel -m faults --durations 0
 
 lint: $(READY)
 	$(BIN)/ruff check .

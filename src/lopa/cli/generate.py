@@ -27,7 +27,7 @@ from lopa.cli.options import (
     with_decoding,
 )
 from lopa.cli.terminal import note, safe_for, statistics
-from lopa.parallel.environment import speaks
+from lopa.parallel.launch import speaks
 from lopa.writing import check_writable
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from lopa.cli.info import doctor, models
 from lopa.cli.race import race
 from lopa.cli.terminal import one_line
 from lopa.errors import ConfigError, DeviceError, LopaError, PromptError
-from lopa.parallel.environment import launched, speaks
+from lopa.parallel.launch import launched, speaks
 from lopa.version import VERSION
 
 app = typer.Typer(

@@ -13,7 +13,7 @@ from lopa.cli.options import default_model
 from lopa.cli.terminal import note, notes
 from lopa.config import RANK_TIMEOUT
 from lopa.errors import ConfigError, PromptError
-from lopa.parallel.environment import launched, speaks
+from lopa.parallel.launch import launched, speaks
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -68,7 +68,7 @@ def _load_parallel(name: str, given: dict[str, Any], devices: Devices, bar: _Bar
     launch = launched()
     timeout = devices.rank_timeout or RANK_TIMEOUT
     if launch is not None:
-        from lopa.parallel.launch import join
+        from lopa.parallel.place import join
         from lopa.parallel.rank import RankLLM
 
         mesh = join(

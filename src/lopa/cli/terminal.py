@@ -7,7 +7,7 @@ import sys
 import unicodedata
 from typing import TYPE_CHECKING
 
-from lopa.parallel.environment import speaks
+from lopa.parallel.launch import speaks
 
 if TYPE_CHECKING:
     from rich.console import Console

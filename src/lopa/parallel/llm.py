@@ -18,8 +18,8 @@ from lopa.engine.session import Event, Session
 from lopa.errors import ConfigError
 from lopa.models import checkpoint
 from lopa.models.config import ModelConfig
-from lopa.parallel.launch import places
 from lopa.parallel.mesh import backend_for
+from lopa.parallel.place import places
 from lopa.parallel.supervisor import Supervisor
 from lopa.parallel.tensor import check
 from lopa.sequence import Plan, Stats

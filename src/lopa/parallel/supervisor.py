@@ -28,9 +28,9 @@ from lopa.engine.session import Event, Session
 from lopa.errors import LopaError
 from lopa.parallel.channel import Channel
 from lopa.parallel.history import History
-from lopa.parallel.launch import Place
 from lopa.parallel.mesh import RankError, meeting_place
 from lopa.parallel.nursery import Nursery
+from lopa.parallel.place import Place
 from lopa.parallel.worker import Told
 
 _TRIES = 4  # failures in a row, with no round between, before something else is tried

@@ -23,8 +23,8 @@ from lopa.engine.session import Event, Session
 from lopa.errors import LopaError
 from lopa.parallel.branch import BranchParallel
 from lopa.parallel.channel import Channel
-from lopa.parallel.launch import loopback, settle
 from lopa.parallel.mesh import Mesh, RankError, meeting_place
+from lopa.parallel.place import loopback, settle
 from lopa.parallel.rank import RankLLM, RankSession
 from lopa.sequence import Plan, Stats
 
