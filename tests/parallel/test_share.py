@@ -39,7 +39,7 @@ def a_plan(rows: int, length: int, commit: int, block: bool, seed: int = 0) -> P
 
 @given(plans(), st.integers(1, 9))
 def test_every_row_has_one_owner_and_work_is_even(plans: list[Plan], ranks: int) -> None:
-    shares = split(plans, ranks)
+    shares = split(list(enumerate(plans)), ranks)
     work = np.zeros(ranks)
     for plan, share in zip(plans, shares, strict=True):
         for row, owner in enumerate(share.owner):
@@ -49,26 +49,28 @@ def test_every_row_has_one_owner_and_work_is_even(plans: list[Plan], ranks: int)
             own = share.owner[share.rows[rank]] == rank
             assert own.sum() == (share.owner == rank).sum()
             assert share.cut(plan, rank).wanted.sum() == plan.wanted[share.owner == rank].sum()
-    # Nobody has more than one row's work above another.
-    assert work.max() - work.min() <= max(p.rows.shape[1] for p in plans)
+    # Nobody has more than one row's work above another, lone rows aside.
+    if all(len(p.rows) > 1 for p in plans):
+        assert work.max() - work.min() <= max(p.rows.shape[1] for p in plans)
 
 
 @given(plans(), st.integers(1, 9))
 def test_under_block_attention_everyone_can_commit(plans: list[Plan], ranks: int) -> None:
-    for plan, share in zip(plans, split(plans, ranks), strict=True):
+    for plan, share in zip(plans, split(list(enumerate(plans)), ranks), strict=True):
         if plan.commit and plan.block_ids is not None:
             assert all(len(rows) for rows in share.rows)
 
 
 def test_a_lone_row_is_forwarded_by_everyone_when_it_commits() -> None:
-    (share,) = split([a_plan(1, 8, 1, block=False)], 3)
+    (share,) = split([(0, a_plan(1, 8, 1, block=False))], 3)
     assert [rows.tolist() for rows in share.rows] == [[0], [0], [0]]
-    (share,) = split([a_plan(1, 8, 0, block=False)], 3)
-    assert [rows.tolist() for rows in share.rows] == [[0], [], []]
+    for slot in range(5):  # a sequence's lone row stays where it is
+        (share,) = split([(slot, a_plan(1, 8, 0, block=False))], 3)
+        assert [len(rows) for rows in share.rows] == [rank == slot % 3 for rank in range(3)]
 
 
 def test_a_faster_rank_gets_more() -> None:
-    (share,) = split([a_plan(8, 8, 0, block=False)], 2, weights=[3.0, 1.0])
+    (share,) = split([(0, a_plan(8, 8, 0, block=False))], 2, weights=[3.0, 1.0])
     assert [len(rows) for rows in share.rows] == [6, 2]
 
 
@@ -76,7 +78,7 @@ def test_a_faster_rank_gets_more() -> None:
 def test_what_is_packed_is_unpacked(
     plans: list[Plan], ranks: int, parts: int, wide: bool, data: st.DataObject
 ) -> None:
-    shares = split(plans, ranks)
+    shares = split(list(enumerate(plans)), ranks)
     packing = Packing(plans, shares, ranks, parts, wide)
     random = np.random.default_rng(0)
     whole = [
@@ -125,5 +127,5 @@ def test_a_round_of_the_paper_is_small() -> None:
     plan = a_plan(8, 96, 0, block=False)
     plan.wanted[:] = True
     for ranks in (2, 3, 4, 8, 16):
-        sent = ranks * Packing([plan], split([plan], ranks), ranks, 1, False).size()
+        sent = ranks * Packing([plan], split([(0, plan)], ranks), ranks, 1, False).size()
         assert 8 * 96 * 12 + HEAD.itemsize < sent < 64 * 1024

@@ -263,13 +263,13 @@ def bench_scaling(
     else:
         print(", ".join(f"{name} {value}" for name, value in found["host"].items()))
         print(
-            f"k = {branches}, window {window}, {tokens:g} tokens a round; assumed: "
+            f"Milliseconds; k = {branches}, window {window}, {tokens:g} tokens a round; assumed: "
             f"{link.gigabytes_per_second:g} GB/s, {link.microseconds:g} µs a step, "
             f"{link.host_milliseconds:g} ms of host for the protocol"
         )
-        heads = ("BP × TP", "", "round ms", "forward", "gather", "commit", "sums", "host")
+        heads = ("BP × TP", "", "round", "forward", "gather", "commit", "sums", "host")
         _print_table(
-            (*heads, "tokens/s"),
+            (*heads, "tok/s"),
             [
                 (
                     f"{p.branch_parallel} × {p.tensor_parallel}",

@@ -58,8 +58,8 @@ class StagingRunner(Runner, Protocol):
     def staged(self, slot: int, row: int) -> Tensor:
         """What committing that row of the slot's last forward would write; before `commit`."""
 
-    def install(self, slot: int, start: int, buffer: Tensor) -> None:
-        """Commit a buffer instead: its tokens lie at `start` and behind."""
+    def install(self, slot: int, plan: Plan, row: int, buffer: Tensor) -> None:
+        """Commit what another runner's `staged` gave for that row of the plan."""
 
 
 @dataclass(slots=True)
@@ -178,8 +178,8 @@ class ReferenceRunner:
         return torch.cat([*parts, staged.hidden[at, end - 1]])
 
     @torch.inference_mode()
-    def install(self, slot: int, start: int, buffer: Tensor) -> None:
-        tokens = (len(buffer) - self.config.hidden_size) // self._token_size
+    def install(self, slot: int, plan: Plan, row: int, buffer: Tensor) -> None:
+        tokens, start = plan.commit, plan.start
         split = torch.split(buffer, [tokens * self._token_size, self.config.hidden_size])
         layers, _, _, heads, dim = self.cache.keys.shape
         keys, values = split[0].view(2, layers, tokens, heads, dim)

@@ -77,7 +77,7 @@ class BranchParallel:
         began = time.perf_counter()
         mesh = self.mesh
         self.entered("forward")
-        shares = split([plan for _, plan in plans], mesh.branches, self.weights)
+        shares = split(plans, mesh.branches, self.weights)
         self._plans = {s: (p, share) for (s, p), share in zip(plans, shares, strict=True)}
         cut = [
             (index, (slot, share.cut(plan, mesh.branch)))
@@ -139,13 +139,13 @@ class BranchParallel:
                 sent.setdefault(int(share.owner[winner]), []).append((slot, winner))
                 self._plans[slot] = plan, share
         self.entered("commit")
-        received = []
+        received: list[tuple[int, Plan, int, Tensor]] = []
         for rank in sorted(sent):
             received += self._broadcast(rank, sent[rank])
         if own:
             self.local.commit(own)
-        for slot, start, buffer in received:
-            self.local.install(slot, start, buffer)
+        for slot, plan, winner, buffer in received:
+            self.local.install(slot, plan, winner, buffer)
         self._plans = {}
         self.entered("host")
         self.spent.ended = time.perf_counter()
@@ -153,8 +153,8 @@ class BranchParallel:
 
     def _broadcast(
         self, source: int, winners: Sequence[tuple[int, int]]
-    ) -> list[tuple[int, int, Tensor]]:
-        """One buffer with what these winners commit; (slot, start, its part) to install here."""
+    ) -> list[tuple[int, Plan, int, Tensor]]:
+        """One buffer with what these winners commit, and those of its parts to install here."""
         here = self.mesh.branch
         plans = [self._plans[slot] for slot, _ in winners]
         if here == source:
@@ -172,7 +172,7 @@ class BranchParallel:
         self.spent.commits += 1
         self.spent.commit_bytes += whole.numel() * whole.element_size()
         return [
-            (slot, plan.start, part)
+            (slot, plan, row, part)
             for (slot, row), (plan, share), part in zip(winners, plans, parts, strict=True)
             if not share.holds(here, row)
         ]

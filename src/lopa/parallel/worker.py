@@ -35,6 +35,7 @@ class Told:
 
     session: int
     index: int  # of the round
+    start: int  # of its window: behind what a new session found in the cache
     seconds: float
     token: np.ndarray[Any, np.dtype[np.int32]]
     max_prob: np.ndarray[Any, Any]
@@ -46,6 +47,7 @@ class Told:
         return cls(
             session,
             plan.index,
+            plan.start,
             seconds,
             stats.token[at].astype(np.int32),
             stats.max_prob[at].astype(real),
