@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lopa.config import DecodeConfig
 from lopa.decoding.decoder import Decoder
-from lopa.engine.runner import ReferenceRunner
+from lopa.engine.reference import ReferenceRunner
 from lopa.engine.session import Session
 from lopa.models.tokenizer import Tokenizer
 from lopa.models.transformer import Transformer

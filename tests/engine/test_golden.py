@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import goldens
 from lopa import LLM, DecodeConfig, Output, Round
 from lopa.config import DecodeConfig as Config
-from lopa.engine.runner import ReferenceRunner
+from lopa.engine.reference import ReferenceRunner
 from lopa.engine.statistics import statistics
 from lopa.models import checkpoint
 from lopa.sequence import Plan

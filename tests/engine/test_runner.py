@@ -11,7 +11,7 @@ import torch
 import goldens
 from lopa import LLM, DecodeConfig
 from lopa.decoding.decoder import Decoder
-from lopa.engine.runner import raw_logits
+from lopa.engine.reference import raw_logits
 from lopa.engine.session import Session
 from lopa.engine.statistics import statistics
 from lopa.models.transformer import Transformer
@@ -25,9 +25,17 @@ class Uncached:
         self.model, self.prompt = model, prompt
         self.known = np.array([], np.int64)  # tokens before the window, as committed
 
-    def open(self, config: DecodeConfig, capacity: int) -> int:
+    def check(self, capacity: int) -> None: ...
+
+    def open(self, config: DecodeConfig, capacity: int, prompt: Sequence[int] = ()) -> int:
         self.config = config
         return 0
+
+    def reused(self, slot: int) -> int:
+        return 0
+
+    def cost(self, plan: Plan) -> int:
+        return plan.rows.size
 
     def close(self, slot: int) -> None: ...
 

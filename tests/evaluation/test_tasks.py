@@ -11,8 +11,10 @@ import pytest
 from lopa.evaluation import functions_code, functions_plan, words_plan
 from lopa.evaluation.draw import Draw, digest, is_held_out
 from lopa.evaluation.functions_code import Code
+from lopa.evaluation.phrases import Habit, Habits
 from lopa.evaluation.problem import Problem
 from lopa.evaluation.tasks import SPLITS, TASKS, generate, score, score_all
+from lopa.evaluation.words_answer import Answer
 
 TASK_NAMES = tuple(TASKS)
 
@@ -120,6 +122,19 @@ def test_every_equation_of_words_holds(split: str) -> None:
                 steps += 1
         assert 2 <= steps <= 4
         assert problem.answer.endswith(f"\n#### {problem.check[0]}")
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("alternative", range(3))
+def test_words_can_be_answered_with_every_habit(place: int, alternative: int) -> None:
+    for seed in range(300):
+        draw = Draw(f"habits/{seed}")
+        plan = words_plan.draw_plan(draw, "train")
+        answer = Answer(plan, draw)
+        answer.habits = Habits(Habit(place), Habit(alternative))
+        body, _, result = answer.text().rpartition("\n#### ")
+        assert result == str(plan.result)
+        assert not re.search(r"[{}\[\]|#~]|  |many money|number of money", body), body
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import goldens
 from lopa import LLM, DecodeConfig, LopaError
-from lopa.engine.runner import ReferenceRunner
+from lopa.engine.reference import ReferenceRunner
 from lopa.models import checkpoint
 from lopa.models.families import FAMILIES
 from lopa.models.family import Family

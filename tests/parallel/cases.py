@@ -149,3 +149,21 @@ def astray(mesh: Mesh, request: Request) -> str:
 
 def alone_config(request: Request) -> ModelConfig:
     return checkpoint.model_config(request.model)
+
+
+def quantised(mesh: Mesh, model: str) -> float:
+    """How far a cut int8 model's statistics of a first round are from those of the whole."""
+    plain = LLM(model, dtype="float32", device="cpu", quantize="int8")
+    parts = RankLLM(model, dtype="float32", mesh=mesh, quantize="int8")
+    config = DecodeConfig(branches=2, max_new_tokens=32, block_size=16)
+    found = []
+    for llm in (plain, parts):
+        session = llm.session(list(range(3, 40)), config)
+        session.open()
+        plan = session.plan()
+        assert plan is not None
+        (stats,) = llm.runner.forward([(session.slot, plan)])
+        assert stats is not None
+        found.append(stats.max_prob[plan.wanted])
+        session.close()
+    return float(abs(found[0] - found[1]).max())

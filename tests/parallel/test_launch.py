@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from lopa.cli.main import main
+
 SHORT = ("--model", "dummy:dream-tiny", "--device", "cpu", "--max-new-tokens", "24")
 GENERATE = ("generate", "*", *SHORT, "--block-size", "8", "--branches", "3", "--json")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -37,9 +39,13 @@ def answer(out: str) -> list[int]:
     return tokens
 
 
-def test_own_ranks_answer_as_one_process() -> None:
-    alone = answer(lopa(*GENERATE))
-    assert answer(lopa(*GENERATE, "--branch-parallel", "2")) == alone
+def test_own_ranks_answer_as_one_process(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(GENERATE) == 0
+    alone = answer(capfd.readouterr().out)
+    assert main((*GENERATE, "--branch-parallel", "2")) == 0
+    assert answer(capfd.readouterr().out) == alone
+    assert main((*GENERATE, "--tensor-parallel", "3")) == 2
+    assert "error: tensor-parallel 3 cannot cut this model" in capfd.readouterr().err
 
 
 @pytest.mark.parallel

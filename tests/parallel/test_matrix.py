@@ -94,6 +94,16 @@ def test_other_families_cut(four: Ranks) -> None:
         assert found == [expected] * (branches * tensors)
 
 
+def test_quantised(four: Ranks) -> None:
+    """Layers are quantised after they are cut: replicas agree exactly, parts nearly."""
+    config = DecodeConfig(branches=3, max_new_tokens=32, block_size=8, threshold=0.05)
+    request = cases.Request(str(cases.DREAM), tuple(range(3, 20)), config, (("quantize", "int8"),))
+    assert four.run(cases.decode, [request], branches=2) == [[cases.alone(request)]] * 2
+    for branches, tensors in ((1, 2), (2, 2)):
+        apart = four.run(cases.quantised, "tiny", branches=branches, tensors=tensors)
+        assert max(apart) < 0.05
+
+
 def test_a_rank_that_went_astray_is_named(four: Ranks) -> None:
     request, _ = cases.golden(goldens.CASES[0])
     said = four.run(cases.astray, request, branches=4)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lopa.parallel.share import Share, split
@@ -37,6 +37,7 @@ def a_plan(rows: int, length: int, commit: int, block: bool, seed: int = 0) -> P
     )
 
 
+@settings(deadline=None)
 @given(plans(), st.integers(1, 9))
 def test_every_row_has_one_owner_and_work_is_even(plans: list[Plan], ranks: int) -> None:
     shares = split(list(enumerate(plans)), ranks)
@@ -54,6 +55,7 @@ def test_every_row_has_one_owner_and_work_is_even(plans: list[Plan], ranks: int)
         assert work.max() - work.min() <= max(p.rows.shape[1] for p in plans)
 
 
+@settings(deadline=None)
 @given(plans(), st.integers(1, 9))
 def test_under_block_attention_everyone_can_commit(plans: list[Plan], ranks: int) -> None:
     for plan, share in zip(plans, split(list(enumerate(plans)), ranks), strict=True):
@@ -74,6 +76,7 @@ def test_a_faster_rank_gets_more() -> None:
     assert [len(rows) for rows in share.rows] == [6, 2]
 
 
+@settings(deadline=None)
 @given(plans(), st.integers(1, 5), st.integers(1, 3), st.booleans(), st.data())
 def test_what_is_packed_is_unpacked(
     plans: list[Plan], ranks: int, parts: int, wide: bool, data: st.DataObject

@@ -17,18 +17,23 @@ class Ceilings:
     """Measured, not from a datasheet."""
 
     bytes_per_second: float  # a large copy, bytes read and written
-    flops_per_second: float  # a large matrix product in the dtype
+    flops_per_second: float  # a large matrix product in the model's dtype
+    quantised_flops_per_second: float | None = None  # and in the linear layers' own
 
     def floor(self, config: ModelConfig, tokens: int, dtype: torch.dtype) -> float:
         """Least seconds of a forward: every weight read once, every product done once."""
-        size = torch.finfo(dtype).bits // 8
-        weights = config.parameters - config.vocab_size * config.hidden_size  # one row of it read
-        moved = weights * size / self.bytes_per_second
-        done = 2 * weights * tokens / self.flops_per_second
+        head = config.vocab_size * config.hidden_size
+        linear = config.parameters - head * (1 if config.tied_head else 2)  # a row of embeddings
+        quantised = self.quantised_flops_per_second
+        moved = (linear * (dtype.itemsize if quantised is None else 1) + head * dtype.itemsize) / (
+            self.bytes_per_second
+        )
+        done = 2 * tokens * linear / (quantised or self.flops_per_second)
+        done += 2 * tokens * head / self.flops_per_second
         return max(moved, done)
 
 
-def measure(device: torch.device, dtype: torch.dtype) -> Ceilings:
+def measure(device: torch.device, dtype: torch.dtype, quantise: torch.dtype | None) -> Ceilings:
     """A second or two on any device."""
     large = device.type != "cpu"
     count = 2**30 if large else 2**25
@@ -38,7 +43,15 @@ def measure(device: torch.device, dtype: torch.dtype) -> Ceilings:
     side = 8192 if large else 768
     a = torch.randn(side, side, device=device).to(dtype)
     b = torch.randn(side, side, device=device).to(dtype)
-    return Ceilings(copied, 2 * side**3 / median_seconds(lambda: a @ b, device))
+    plain = 2 * side**3 / median_seconds(lambda: a @ b, device)
+    if quantise is None:
+        return Ceilings(copied, plain)
+    from lopa.engine.quantize import QuantizedLinear
+    from lopa.engine.scaled import quantise as scaled
+
+    linear = torch.nn.Linear(side, side, bias=False, device=device, dtype=dtype)
+    product, given = QuantizedLinear(linear, quantise), scaled(a, quantise)
+    return Ceilings(copied, plain, 2 * side**3 / median_seconds(lambda: product(given), device))
 
 
 def median_seconds(work: Callable[[], object], device: torch.device, repeats: int = 7) -> float:

@@ -7,12 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from lopa.bench.ceilings import Ceilings, synchronize
 from lopa.config import DecodeConfig
 from lopa.decoding.decoder import Decoder
 from lopa.engine.llm import LLM
+from lopa.engine.paged import PagedRunner
 from lopa.engine.runner import Runner
 from lopa.engine.session import Session
 from lopa.errors import ConfigError
@@ -27,7 +26,8 @@ class RoundTime:
     tokens: int  # rows · window
     rounds: int  # how many were timed
     round_ms: float  # median: plan, forward, selection, commit
-    forward_ms: float  # median: the runner's forward, statistics on the host included
+    forward_ms: float  # median: the forward alone; on a GPU by the device's own clock
+    host_ms: float  # median: the rest of the round
     floor_ms: float
     ratio: float  # round / floor
     gigabytes_per_second: float  # weights over the round's time
@@ -37,18 +37,21 @@ class RoundTime:
 class _Timed:
     """A runner that keeps the time of its forwards."""
 
-    def __init__(self, runner: Runner, device: torch.device) -> None:
-        self.runner, self.device = runner, device
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        if isinstance(runner, PagedRunner):
+            runner.step.timed = True
         self.seconds: list[float] = []
         self.check, self.open, self.close = runner.check, runner.open, runner.close
-        self.commit = runner.commit
+        self.reused, self.cost, self.commit = runner.reused, runner.cost, runner.commit
 
     def forward(self, plans: Sequence[tuple[int, Plan]]) -> Sequence[Stats | None]:
-        synchronize(self.device)
         began = time.perf_counter()
         found = self.runner.forward(plans)
-        synchronize(self.device)
-        self.seconds.append(time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        if isinstance(self.runner, PagedRunner):
+            seconds = self.runner.step.forward_seconds or seconds
+        self.seconds.append(seconds)
         return found
 
 
@@ -73,7 +76,7 @@ def time_rounds(
         threshold=1.0,
         early_stop=False,
     )
-    timed = _Timed(llm.runner, llm.device)
+    timed = _Timed(llm.runner)
     whole: list[float] = []
     forwards: list[float] = []
     while len(whole) < rounds:
@@ -98,6 +101,8 @@ def time_rounds(
     median = statistics.median(whole)
     floor = ceilings.floor(llm.config, tokens, llm.dtype)
     weights = llm.config.parameters - llm.config.vocab_size * llm.config.hidden_size
+    size = sum(p.numel() * p.itemsize for p in llm.model.parameters())
+    size -= llm.model.embedding.weight.nbytes if not llm.config.tied_head else 0
     return RoundTime(
         branches=branches,
         window=window,
@@ -106,9 +111,10 @@ def time_rounds(
         rounds=len(whole),
         round_ms=1e3 * median,
         forward_ms=1e3 * statistics.median(forwards),
+        host_ms=1e3 * statistics.median(w - f for w, f in zip(whole, forwards, strict=True)),
         floor_ms=1e3 * floor,
         ratio=median / floor,
-        gigabytes_per_second=weights * torch.finfo(llm.dtype).bits / 8 / median / 1e9,
+        gigabytes_per_second=size / median / 1e9,
         teraflops=2 * weights * tokens / median / 1e12,
     )
 

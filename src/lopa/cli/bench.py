@@ -23,6 +23,7 @@ from lopa.cli.options import (
     JsonOption,
     ModelOption,
     PresetOption,
+    QuantizeOption,
     RankTimeoutOption,
     TensorParallelOption,
     decode_config,
@@ -50,6 +51,7 @@ def bench_round(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to time for each line.")] = 24,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
     branch_parallel: BranchParallelOption = None,
     tensor_parallel: TensorParallelOption = None,
     rank_timeout: RankTimeoutOption = None,
@@ -63,11 +65,12 @@ def bench_round(
     counts, windows = _numbers("branches", branches, 0), _numbers("window", window, 32)
     devices = Devices(branch_parallel, tensor_parallel, rank_timeout)
     _be_ranks(context, devices)
-    llm = load(model, None, device, dtype, devices)
+    llm = load(model, None, device, dtype, quantize, devices)
     from lopa.bench.ceilings import measure
     from lopa.bench.rounds import time_rounds
+    from lopa.engine.quantize import KINDS
 
-    ceilings = measure(llm.device, llm.dtype)
+    ceilings = measure(llm.device, llm.dtype, KINDS[llm.quantize] if llm.quantize else None)
     console = notes()
     lines = []
     for tokens in windows:
@@ -84,13 +87,23 @@ def bench_round(
             "host": host(llm),
             "bytes_per_second": ceilings.bytes_per_second,
             "flops_per_second": ceilings.flops_per_second,
+            "quantised_flops_per_second": ceilings.quantised_flops_per_second,
             "rounds": [asdict(line) for line in lines],
         }
         print(json.dumps(found))
         return
     rates = ceilings.bytes_per_second / 1e9, ceilings.flops_per_second / 1e12
     print(f"{_host_line(llm)}; copies {rates[0]:.0f} GB/s, products {rates[1]:.2f} TFLOP/s")
-    heads = ("branches", "window", "tokens", "round ms", "forward ms", "floor ms", "× floor")
+    heads = (
+        "branches",
+        "window",
+        "tokens",
+        "round ms",
+        "forward ms",
+        "host ms",
+        "floor ms",
+        "× floor",
+    )
     _print_table(
         (*heads, "GB/s", "TFLOP/s"),
         [
@@ -100,6 +113,7 @@ def bench_round(
                 str(r.tokens),
                 f"{r.round_ms:.2f}",
                 f"{r.forward_ms:.2f}",
+                f"{r.host_ms:.2f}",
                 f"{r.floor_ms:.2f}",
                 f"{r.ratio:.2f}",
                 f"{r.gigabytes_per_second:.1f}",
@@ -122,6 +136,7 @@ def bench_decode(
     adapter: AdapterOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
     preset: PresetOption = None,
     branch_parallel: BranchParallelOption = None,
     tensor_parallel: TensorParallelOption = None,
@@ -135,7 +150,7 @@ def bench_decode(
     asked = problems(task, "eval", limit, seed)
     devices = Devices(branch_parallel, tensor_parallel, rank_timeout)
     _be_ranks(context, devices)
-    llm = load(model, adapter, device, dtype, devices)
+    llm = load(model, adapter, device, dtype, quantize, devices)
     from rich.progress import Progress
 
     from lopa.bench.decode import measure_decoding
@@ -169,6 +184,7 @@ def bench_parallel(
     adapter: AdapterOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
     preset: PresetOption = None,
     branch_parallel: BranchParallelOption = None,
     tensor_parallel: TensorParallelOption = None,
@@ -185,7 +201,7 @@ def bench_parallel(
     asked = problems(task, "eval", 20, seed)
     devices = Devices(branch_parallel, tensor_parallel, rank_timeout)
     _be_ranks(context, devices, always=True)
-    llm = load(model, adapter, device, dtype, devices)
+    llm = load(model, adapter, device, dtype, quantize, devices)
     from lopa.bench.parallel import as_dict, measure_ranks
     from lopa.parallel.rank import RankLLM
 
@@ -317,6 +333,7 @@ def host(llm: LLM) -> dict[str, Any]:
         "model": llm.name,
         "device": torch.cuda.get_device_name(llm.device) if cuda else platform.machine(),
         "dtype": str(llm.dtype).removeprefix("torch."),
+        "quantize": llm.quantize,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "lopa": VERSION,

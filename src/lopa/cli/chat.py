@@ -15,6 +15,7 @@ from lopa.cli.options import (
     Given,
     ModelOption,
     PresetOption,
+    QuantizeOption,
     decode_config,
     with_decoding,
 )
@@ -39,11 +40,12 @@ def chat(
     adapter: AdapterOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
     preset: PresetOption = None,
 ) -> None:
     """Talk with a model; its answers appear as they settle."""
     config = decode_config(model, decoding, preset)
-    llm = load(model, adapter, device, dtype)
+    llm = load(model, adapter, device, dtype, quantize)
     interactive = sys.stdin.isatty()
     conversation = Conversation(llm, config)
     if not conversation.remembers:

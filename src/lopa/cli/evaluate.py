@@ -18,6 +18,7 @@ from lopa.cli.options import (
     JsonOption,
     ModelOption,
     PresetOption,
+    QuantizeOption,
     decode_config,
     with_decoding,
 )
@@ -51,6 +52,7 @@ def evaluate(
     adapter: AdapterOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
     preset: PresetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -65,7 +67,7 @@ def evaluate(
     if samples is not None:
         check_writable(samples, "samples")
     problems(task, split, 1, seed)  # a wrong name is found before the model is loaded
-    llm = load(model, adapter, device, dtype)
+    llm = load(model, adapter, device, dtype, quantize)
     console = notes()
     from rich.progress import Progress
 

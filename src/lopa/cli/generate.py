@@ -20,6 +20,7 @@ from lopa.cli.options import (
     JsonOption,
     ModelOption,
     PresetOption,
+    QuantizeOption,
     RankTimeoutOption,
     TensorParallelOption,
     TraceOption,
@@ -42,6 +43,7 @@ def generate(
     adapter: AdapterOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
     preset: PresetOption = None,
     branch_parallel: BranchParallelOption = None,
     tensor_parallel: TensorParallelOption = None,
@@ -60,7 +62,7 @@ def generate(
         check_writable(trace, "trace")
     devices = Devices(branch_parallel, tensor_parallel, rank_timeout)
     with (
-        closing(load(model, adapter, device, dtype, devices)) as llm,
+        closing(load(model, adapter, device, dtype, quantize, devices)) as llm,
         closing(llm.session(encode(llm, same_for_all(llm, text), chat), config)) as session,
     ):
         # A pipe gets the answer whole or not at all; a terminal sees it grow.

@@ -44,6 +44,7 @@ def load(
     adapter: str | None,
     device: str | None,
     dtype: str | None,
+    quantize: str | None = None,
     devices: Devices | None = None,  # None: the command knows one process only
 ) -> LLM:
     """The model asked for; what is None is left to the defaults of `LLM`."""
@@ -56,7 +57,12 @@ def load(
     with console.status("starting torch") if console.is_terminal else nullcontext():
         from lopa.engine.llm import LLM
 
-    options: dict[str, Any] = {"adapter": adapter, "device": device, "dtype": dtype}
+    options: dict[str, Any] = {
+        "adapter": adapter,
+        "device": device,
+        "dtype": dtype,
+        "quantize": quantize,
+    }
     given = {key: value for key, value in options.items() if value is not None}
     with _Bar(console, name) as bar:
         if devices is not None and (launched() is not None or devices.ranks > 1):

@@ -57,6 +57,13 @@ DtypeOption = Annotated[
         rich_help_panel="Model",
     ),
 ]
+QuantizeOption = Annotated[
+    str | None,
+    typer.Option(
+        help="fp8 or int8 for the linear layers; as the dtype says by default.",
+        rich_help_panel="Model",
+    ),
+]
 PresetOption = Annotated[
     str | None,
     typer.Option(

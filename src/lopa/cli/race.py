@@ -21,6 +21,7 @@ from lopa.cli.options import (
     JsonOption,
     ModelOption,
     PresetOption,
+    QuantizeOption,
     default_model,
     with_decoding,
 )
@@ -66,6 +67,7 @@ def race(
     adapter: AdapterOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
     preset: PresetOption = None,
     chat: ChatOption = False,
     as_json: JsonOption = False,
@@ -79,7 +81,7 @@ def race(
     names = decoders.split(",") if decoders is not None else None
     configs = configurations(names, decoding, preset, model_config(model or default_model()))
     text = example(model, decoding.get("seed")) if prompt is None else read_prompt(prompt)
-    llm = load(model, adapter, device, dtype)
+    llm = load(model, adapter, device, dtype, quantize)
     if prompt is None:
         note(f"{visible(text.strip())}\n")  # who gave no prompt should see what is asked
     outputs = run(llm, encode(llm, text, chat), configs)

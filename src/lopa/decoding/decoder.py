@@ -13,7 +13,7 @@ import numpy as np
 
 from lopa.config import DecodeConfig
 from lopa.decoding import fill, lookahead
-from lopa.decoding.windows import Frame, make_window
+from lopa.decoding.windows import Frame, Pipeline, make_window
 from lopa.errors import PromptError
 from lopa.sequence import (
     BoolArray,
@@ -90,6 +90,14 @@ class Decoder:
         """Stop here: `plan` returns None from now on."""
         self.finish = reason
         self._plan = None
+
+    def reuse(self, tokens: int) -> None:
+        """Before the first round: so many tokens of the prompt are in the cache already."""
+        if not tokens:
+            return
+        if self.round or not isinstance(self.window, Pipeline) or tokens > self.window.base:
+            raise RuntimeError(f"cannot begin behind {tokens} cached tokens")
+        self.window.cached = tokens
 
     # -- the round ----------------------------------------------------------------------------
 

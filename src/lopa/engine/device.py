@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from importlib.util import find_spec
 
 import torch
 
+from lopa.engine.pages import PAGE, token_bytes
 from lopa.errors import DeviceError
+from lopa.models.config import ModelConfig
 
 DTYPES = {
     "float32": torch.float32,
@@ -15,6 +18,7 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
+_MOST_SEQUENCES = 64  # of full length that the cache has room for when memory is plenty
 
 
 def available_devices() -> list[str]:
@@ -51,3 +55,35 @@ def choose_dtype(name: str, checkpoint: str) -> torch.dtype:
     if wanted not in DTYPES:
         raise DeviceError(f"no dtype {wanted!r}: choose from auto, {', '.join(DTYPES)}")
     return DTYPES[wanted]
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that can be had on the device now, where the system says."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def check_fits(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+    """Refuse a model that the device has no room for, before anything is loaded."""
+    free = free_bytes(device)
+    wanted = config.parameters * dtype.itemsize
+    if free is not None and wanted > free:
+        raise DeviceError(
+            f"the model takes {wanted / 2**30:.1f} GiB as {str(dtype).removeprefix('torch.')} and "
+            f"{device} has {free / 2**30:.1f} GiB free, {(wanted - free) / 2**30:.1f} GiB too "
+            "little: choose a smaller dtype or another device"
+        )
+
+
+def default_cache_tokens(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> int:
+    """On an accelerator most of what the weights have left; elsewhere a part, taken as used."""
+    free = free_bytes(device)
+    share = 0.8 if device.type == "cuda" else 0.25
+    wanted = _MOST_SEQUENCES * config.max_positions
+    if free is None:
+        return wanted
+    return max(PAGE, min(wanted, int(share * free) // token_bytes(config, dtype)))

@@ -29,7 +29,7 @@ class Engine:
         runner: Runner,
         *,
         max_running: int = MAX_RUNNING,  # sessions that hold a slot at once
-        token_budget: int = TOKEN_BUDGET,  # tokens (rows · window) forwarded in a round
+        token_budget: int = TOKEN_BUDGET,  # tokens forwarded in a round
     ) -> None:
         if max_running < 1:
             raise ConfigError(f"max_running must be at least 1: got {max_running}")
@@ -123,7 +123,7 @@ class Engine:
         for session in self.running:
             plan = session.plan()
             assert plan is not None
-            tokens += plan.rows.size
+            tokens += self.runner.cost(plan)
             if turn and tokens > self.token_budget:
                 break
             turn.append((session, plan))

@@ -13,9 +13,14 @@ from torch import Tensor
 
 from lopa.config import AttentionName, DecodeConfig
 from lopa.decoding.decoder import Decoder
-from lopa.engine.device import choose_device, choose_dtype
+from lopa.engine.backend import choose_step
+from lopa.engine.device import check_fits, choose_device, choose_dtype, default_cache_tokens
 from lopa.engine.engine import MAX_RUNNING, TOKEN_BUDGET, Engine
-from lopa.engine.runner import ReferenceRunner, Runner, raw_logits
+from lopa.engine.paged import PagedRunner, Reuse
+from lopa.engine.quantize import check_quantize
+from lopa.engine.quantize import quantize as quantize_model
+from lopa.engine.reference import raw_logits
+from lopa.engine.runner import Runner
 from lopa.engine.session import Event, Output, Session
 from lopa.errors import CheckpointError, ConfigError, PromptError
 from lopa.models import checkpoint
@@ -33,6 +38,12 @@ class LLM:
 
     model: "tiny", a folder, a hub id, or dummy:NAME for random weights of a known shape.
     adapter: a PEFT LoRA (folder or hub id), merged on loading.
+    quantize: "fp8" or "int8": the linear layers' precision.
+    backend: "triton" (fused kernels and graphs), "sdpa" or "reference"; by default the fastest
+    that the device has.
+    cache_tokens: room of the KV cache; by default what the device's memory allows.
+    prefix_reuse: share the cache of prompts between requests. "exact" where the same tokens come
+    out (block attention), "approximate" also under full attention, "off".
     """
 
     def __init__(
@@ -44,13 +55,23 @@ class LLM:
         dtype: str = "auto",
         eos_token_id: int | Sequence[int] | None = None,
         mask_token_id: int | None = None,
+        quantize: str | None = None,
+        backend: str = "auto",
+        cache_tokens: int | None = None,
+        prefix_reuse: Reuse = "exact",
         progress: checkpoint.Progress | None = None,
     ) -> None:
+        if prefix_reuse not in get_args(Reuse):
+            raise ConfigError(
+                f"prefix_reuse must be {', '.join(get_args(Reuse))}: got {prefix_reuse!r}"
+            )
         self.name = str(model)
         self.device = choose_device(device)
         config = checkpoint.model_config(model)
         self.dtype = choose_dtype(dtype, config.dtype)
+        self.quantize = None if quantize is None else check_quantize(quantize, self.device)
         self.config = config
+        self._check_fits()
         if self.name.startswith(checkpoint.DUMMY):
             self._load_dummy(config, adapter)
         else:
@@ -66,15 +87,24 @@ class LLM:
         self._known_id("the mask token", self.config.mask_id)
         if self.config.mask_id in self.config.eos_ids:
             raise ConfigError(f"token {self.config.mask_id} cannot be both mask and end of text")
-        self.runner = self._make_runner()
+        if cache_tokens is not None and cache_tokens < 1:
+            raise ConfigError(f"cache_tokens must be at least 1: got {cache_tokens}")
+        self.runner = self._make_runner(cache_tokens, prefix_reuse, backend)
         self._turn_ends: tuple[int, ...] = ()
         if self.tokenizer is not None and eos_token_id is None:
             ends = map(self.tokenizer.token_id, family_named(self.config.family).turn_ends)
             self._turn_ends = tuple(i for i in ends if i is not None)
 
-    def _make_runner(self) -> Runner:
+    # What a model that is spread over ranks does otherwise: see `lopa.parallel`.
+
+    def _check_fits(self) -> None:
+        check_fits(self.config, self.device, self.dtype)
+
+    def _make_runner(self, cache_tokens: int | None, reuse: Reuse, backend: str) -> Runner:
         self.model.config = self.config
-        return ReferenceRunner(self.model)
+        tokens = cache_tokens or default_cache_tokens(self.config, self.device, self.dtype)
+        step = choose_step(backend, self.config, self.device)
+        return PagedRunner(self.model, tokens, reuse=reuse, step=step)
 
     def _make_session(self, decoder: Decoder, ids: Sequence[int]) -> Session:
         return Session(self.runner, self.tokenizer, decoder, ids)
@@ -119,6 +149,8 @@ class LLM:
                 folder, config, **where, adapter=adapter, progress=progress
             )
         self.config = self.model.config
+        if self.quantize is not None:
+            quantize_model(self.model, self.quantize)
 
     def close(self) -> None:
         """End what this model runs outside this process: nothing, here."""

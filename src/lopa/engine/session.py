@@ -115,18 +115,22 @@ class Session:
         if self._closed:
             raise RuntimeError("this session is closed")
         if self.slot < 0:
-            slot = self.runner.open(self.config, self.capacity)
-            self.slot = -1 if slot is None else slot
+            slot = self.runner.open(self.config, self.capacity, self.trace.prompt_ids)
+            if slot is not None:
+                self.slot = slot
+                self.decoder.reuse(self.runner.reused(slot))
         return self.slot >= 0
 
     def step(self) -> Event | None:
         """One round on its own; None when the answer is complete."""
         began = time.perf_counter()
-        plan = self.plan()
-        if plan is None:
+        if self.output is not None:
             return None
         if not self.open():
             raise CapacityError("no room in the cache: other requests hold it")
+        plan = self.plan()
+        if plan is None:
+            return None
         stats = None
         while stats is None:  # a long prompt takes several forwards
             (stats,) = self.runner.forward([(self.slot, plan)])

@@ -1,15 +1,46 @@
-"""A small grammar notation: text with alternatives in brackets, expanded at random.
+"""A small grammar notation: text with alternatives in brackets, expanded by a writer's habits.
 
-`"[Now|Then] {who} has"` expands to one alternative per bracket, mostly the first: the choice that
-matters is the one between phrases, a bracket is a writer's occasional whim.
+`"[Now|Then] {who} has"` expands to one alternative per bracket. Which phrase of a list a writer
+takes, and which alternative, is the same all through a text, but for a rare exception: who has read
+its first lines can foretell how the others are put.
 Brackets do not nest; an empty alternative is allowed. Fields in braces are filled in afterwards.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from lopa.evaluation.draw import Draw
 
+T = TypeVar("T")
 Phrase = tuple[str | tuple[str, ...], ...]
+
+EXCEPTIONS = 0.02
+"""How often a writer leaves a habit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Habit:
+    """A place in every list of options: the last option where the list is shorter."""
+
+    place: int
+
+    def of(self, options: Sequence[T]) -> T:
+        """The option that this habit takes."""
+        return options[min(self.place, len(options) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How a writer chooses among whole phrases and among the alternatives in them."""
+
+    phrase: Habit
+    bracket: Habit
+
+
+def draw_habits(draw: Draw) -> Habits:
+    """The habits of one text: earlier phrases are likelier, the first alternatives much so."""
+    return Habits(Habit(draw.skewed(range(4))), Habit(draw.leaning(range(3))))
 
 
 def phrase(text: str) -> Phrase:
@@ -31,8 +62,13 @@ def phrases(*texts: str) -> tuple[Phrase, ...]:
     return tuple(phrase(text) for text in texts)
 
 
-def expand(draw: Draw, options: tuple[Phrase, ...], fields: Mapping[str, object]) -> str:
-    """Choose one phrase and the alternatives in it, fill in the fields, tidy the spaces."""
-    chosen = draw.skewed(options)
-    text = "".join([part if type(part) is str else draw.leaning(part) for part in chosen])
+def expand(
+    draw: Draw, habits: Habits, options: tuple[Phrase, ...], fields: Mapping[str, object]
+) -> str:
+    """One phrase with its alternatives as the habits have them, fields filled in, spaces tidy."""
+    if draw.chance(EXCEPTIONS):
+        habits = draw_habits(draw)
+    alternative = habits.bracket.of
+    chosen = habits.phrase.of(options)
+    text = "".join([part if type(part) is str else alternative(part) for part in chosen])
     return " ".join(text.format_map(fields).split())

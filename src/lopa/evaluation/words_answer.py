@@ -1,20 +1,21 @@
 """Word a step-by-step solution of a planned word problem.
 
-Some choices hold for the whole answer (tense, names or pronouns, how equations look, how lines
-begin, how chatty it is); the others are made for each step. The arithmetic of every step is
-written out as an equation, and the last line is `#### ` with the result.
+The choices hold for the whole answer: tense, names or pronouns, how equations look, how lines
+begin, how a step is put, how chatty the answer is, and the habits that pick a phrase from each
+list. A step rarely departs from them. The arithmetic of every step is written out as an equation,
+and the last line is `#### ` with the result.
 """
 
 from lopa.evaluation.draw import Draw
-from lopa.evaluation.phrases import expand, phrases
-from lopa.evaluation.words_phrases import WORDINGS
+from lopa.evaluation.phrases import EXCEPTIONS, Phrase, draw_habits, expand, phrases
+from lopa.evaluation.words_phrases import WORDINGS, Wordings
 from lopa.evaluation.words_plan import Plan
 from lopa.evaluation.words_scenarios import Deed, verb
 from lopa.evaluation.words_steps import REPEATABLE, Step, solve
 
 _FINITE = (
     "hold contain make bring leave keep start do mean give gain lose get fill need take earn sell "
-    "spend pay cost buy save remain"
+    "spend pay cost buy save remain come drop rise"
 )
 
 
@@ -36,11 +37,14 @@ def _tensed(past: bool) -> dict[str, str]:
 
 _TENSED = {past: _tensed(past) for past in (False, True)}
 
-_SYMBOLS = {
-    "*": {"*": "*", "+": "+", "-": "-", "/": "/"},
-    "x": {"*": "x", "+": "+", "-": "-", "/": "/"},
-    "words": {"*": "times", "+": "plus", "-": "minus", "/": "divided by"},
-}
+_WORDS = {"*": "times", "+": "plus", "-": "minus", "/": "divided by"}
+# How equations are written: what stands for the operations, and whether spaces stand around them.
+_NOTATIONS = (
+    ({"*": "*", "+": "+", "-": "-", "/": "/"}, " "),
+    ({"*": "x", "+": "+", "-": "-", "/": "/"}, " "),
+    ({"*": "*", "+": "+", "-": "-", "/": "/"}, ""),
+    (_WORDS, " "),
+)
 _DO = {
     "*": phrases("[multiply|we multiply] {x} by {y}", "[take|we take] {y} times {x}"),
     "+": phrases(
@@ -67,9 +71,10 @@ _OPENERS = phrases(
     "[Here is|This is] [how to solve it|the solution|how it goes]:",
     "[Solution|Steps|Working]:",
 )
-_FIRST = ("First,", "To start,", "At first,", "To begin,")
+_FIRST = ("First,", "First of all,", "Firstly,", "At the start,")
 _LATER = ("Then,", "Next,", "After that,", "Now,")
-_LAST = ("Finally,", "In the end,", "Last,", "So,")
+_LAST = ("Finally,", "In the end,", "Lastly,", "At the end,")
+_FIND = ("find", "get", "work out")
 _CLOSERS = phrases(
     "[So|Therefore,|This means] {claim}.",
     "[The|So the|Our] [final answer|answer|result] [is|comes to|must be] {amount}.",
@@ -77,14 +82,9 @@ _CLOSERS = phrases(
     "[Answer|Result|Final answer]: {amount}.",
 )
 _MARKS = ("none", "words", "number", "step", "dash")
-_FORMS = {
-    "told": ("reason", "clause", "equation", "reason"),
-    "labelled": ("label", "is", "label", "equation"),
-    "taught": ("find", "colon", "find", "is"),
-    "mixed": ("clause", "reason", "is", "equation", "find", "colon", "label"),
-}
-_JOINS = (", so", ", which means", ", and so", ". That means", "; so")
-_EQUALS = ("is", "equals", "comes to", "must be", "works out to")
+_FORMS = ("reason", "clause", "find", "equation", "is", "colon", "label")
+_JOINS = (", so", ", which means", ", and so", "; so")
+_EQUALS = ("is", "equals", "comes to", "works out to")
 
 
 class Answer:
@@ -93,20 +93,16 @@ class Answer:
     def __init__(self, plan: Plan, draw: Draw) -> None:
         self.plan = plan
         self.draw = draw
-        self.past = draw.chance(0.4)
-        self.voice = draw.skewed(("name then pronoun", "name", "pronoun", "mixed"))
-        self.symbols = _SYMBOLS[draw.skewed(("*", "x", "*", "words"))]
-        self.is_tight = self.symbols["*"] != "times" and draw.chance(0.3)
-        self.shows_units = draw.chance(0.7)
-        self.dollars = draw.skewed(("sign", "word", "none"))
-        self.percent_as_division = draw.chance(0.35)
+        self.habits = draw_habits(draw)
+        self.past = draw.chance(0.25)
+        self.always_names = draw.chance(0.1)
+        self.symbols, self.space = draw.leaning(_NOTATIONS)
+        self.shows_units = draw.chance(0.85)
+        self.dollars = draw.leaning(("sign", "word", "none"))
+        self.percent_as_division = draw.chance(0.2)
         self.mark = draw.skewed(_MARKS)
-        self.forms = _FORMS[draw.skewed(("told", "labelled", "taught", "mixed"))]
-        self.form = draw.pick(self.forms)  # most steps of an answer are put the same way
-        self.swaps = draw.chance(0.25)
-        self.doubles_by_adding = draw.chance(0.25)
-        self.join = draw.skewed(_JOINS)
-        self.equals = draw.skewed(_EQUALS)
+        self.form = draw.skewed(_FORMS)
+        self.swaps = draw.chance(0.05)
         self.named = False
         self.cash = plan.scenario.kind == "cash" or bool(plan.place)
         self.fields = self._fixed_fields()
@@ -116,15 +112,15 @@ class Answer:
         draw = self.draw
         steps = solve(self.plan, draw)
         lines = []
-        if draw.chance(0.5):
+        if draw.chance(0.45):
             fields = {"goal": self._goal()}
-            lines.append(expand(draw, _OPENERS, fields))
+            lines.append(expand(draw, self.habits, _OPENERS, fields))
         for index, step in enumerate(steps):
             lines.append(self._line(step, index, len(steps)))
-        if draw.chance(0.7):
+        if draw.chance(0.65):
             last = steps[-1]
             fields = {"claim": self._claim(last), "amount": self._amount(last.result, last.unit)}
-            lines.append(expand(draw, _CLOSERS, fields))
+            lines.append(expand(draw, self.habits, _CLOSERS, fields))
         lines.append(f"#### {self.plan.result}")
         return "\n".join(lines)
 
@@ -134,6 +130,8 @@ class Answer:
         rich = plan.events[-1].before > plan.events[-1].a
         name, other = plan.person.name, plan.other.name
         periods = plan.period + "s"
+        money = self.cash and not plan.place
+        many = "money" if money else plan.item.many
         return _TENSED[past] | {
             "A": name,
             "B": other,
@@ -143,22 +141,29 @@ class Answer:
             "has": own.form(past),
             "havethey": own.past if past else own.base,
             "item": plan.item.one,
-            "many": "money" if self.cash and not plan.place else plan.item.many,
+            "many": many,
+            "many_are": _TENSED[past]["is" if money else "are"],
+            "how": "how much" if money else "how many",
+            "how_many": f"how {'much' if money else 'many'} {many}",
+            "number_of": f"the {'amount' if money else 'number'} of {many}",
+            "as_many": "much" if money else "many",
+            "of_them": "of it" if money else "of them",
             "box": plan.box.one,
             "boxes": plan.box.many,
+            "in": "on" if plan.period == "day" else "in",
             "period": plan.period,
             "periods": periods,
             "fewer": "less" if self.cash else "fewer",
         }
 
-    def _who(self) -> str:
-        voice = self.voice
-        if voice == "mixed":
-            return self.plan.person.name if self.draw.chance(0.5) else self.plan.person.they
-        if voice == "name" or (voice == "name then pronoun" and not self.named):
-            self.named = True
-            return self.plan.person.name
-        return self.plan.person.they
+    def _say(self, options: tuple[Phrase, ...]) -> str:
+        """A phrase about the step at hand; the person is named at first, or always."""
+        person = self.plan.person
+        uses_name = self.always_names or not self.named
+        self.fields["S"] = person.name if uses_name else person.they
+        text = expand(self.draw, self.habits, options, self.fields)
+        self.named = self.named or person.name in text
+        return text
 
     def _amount(self, number: int, unit: str) -> str:
         """A bare number with its unit, as the style has it."""
@@ -182,13 +187,9 @@ class Answer:
         if op == "sum":
             sign = self.symbols["+"]
             parts = [str(x), sign, str(y), sign, str(step.third)]
-        elif op == "*" and step.y == 2 and self.doubles_by_adding:
-            x = step.x
-            parts = [str(x), self.symbols["+"], str(x)]
         else:
             parts = [str(x), self.symbols[op], str(y)]
-        between = "" if self.is_tight else " "
-        return between.join([*parts, "=", str(step.result)])
+        return self.space.join([*parts, "=", str(step.result)])
 
     def _full(self, step: Step) -> str:
         """The equation with the unit of its result."""
@@ -204,28 +205,37 @@ class Answer:
         noun = self.plan.item if step.unit == "item" else self.plan.box
         return f"{equation} {noun.count(step.result)}"
 
-    def _wording_fields(self, step: Step) -> dict[str, str]:
+    def _wordings(self, step: Step) -> Wordings:
+        """The phrases for a step, whose fields are set for it."""
         plan, item = self.plan, self.plan.item
         fields = self.fields
         x, y = step.x, step.y
-        fields["S"] = self._who()
         fields["x"], fields["y"] = str(x), str(y)
         fields["third"] = str(step.third)
         fields["items_x"], fields["items_y"] = item.count(x), item.count(y)
         if self.cash:
+            fields["x_short"], fields["y_short"] = f"${x}", f"${y}"
             fields["x_amount"], fields["y_amount"] = f"${x}", f"${y}"
+            fields["y_more"], fields["y_fewer"] = f"${y} more", f"${y} less"
         else:
+            fields["x_short"], fields["y_short"] = str(x), str(y)
             fields["x_amount"], fields["y_amount"] = (
                 f"{x} {item.count(x)}",
                 f"{y} {item.count(y)}",
             )
+            fields["y_more"] = f"{y} more {item.count(y)}"
+            fields["y_fewer"] = f"{y} fewer {item.count(y)}"
+        # An amount of money is one thing, like a single item.
+        for name, number in (("x", x), ("y", y), ("result", step.result)):
+            fields[f"{name}_are"] = fields["is" if self.cash or number == 1 else "are"]
+        fields["result_remain"] = fields["remains" if self.cash or step.result == 1 else "remain"]
         fields["ordinal"] = _ORDINALS.get(y, "part")
         deed = self._deed(step, plan)
         if deed is not None:
             fields["verb"] = deed.verb.form(self.past)
             fields["make"] = fields["verb"]
             fields["tail"] = deed.tail.replace("~", plan.person.their)
-        return fields
+        return WORDINGS.get(f"{step.kind}/{plan.scenario.kind}") or WORDINGS[step.kind]
 
     def _deed(self, step: Step, plan: Plan) -> Deed | None:
         event = _EVENT_OF.get(step.kind)
@@ -235,40 +245,35 @@ class Answer:
         return None
 
     def _line(self, step: Step, index: int, total: int) -> str:
-        draw = self.draw
-        kind = step.kind
-        wordings = WORDINGS.get(f"{kind}/{self.plan.scenario.kind}") or WORDINGS[kind]
-        fields = self._wording_fields(step)
-        form = draw.pick(self.forms) if draw.chance(0.2) else self.form
+        draw, say = self.draw, self._say
+        wordings = self._wordings(step)
+        form = draw.skewed(_FORMS) if draw.chance(EXCEPTIONS) else self.form
+        habit = self.habits.phrase
+        full = self._full(step)
         if form == "clause":
-            body = expand(draw, wordings.clauses, fields).replace("#", self._full(step))
+            body = say(wordings.clauses).replace("#", full)
         elif form == "reason":
-            reason = expand(draw, wordings.reasons, fields)
-            fields["S"] = self._who()
-            clause = expand(draw, wordings.clauses, fields).replace("#", self._full(step))
-            body = f"{reason}{self.join} {clause}"
+            reason = say(wordings.reasons)
+            clause = say(wordings.clauses).replace("#", full)
+            body = f"{reason}{habit.of(_JOINS)} {clause}"
         elif form == "is":
-            body = f"{expand(draw, wordings.labels, fields)} {self.equals} {self._full(step)}"
+            body = f"{say(wordings.labels)} {habit.of(_EQUALS)} {full}"
         elif form == "equation":
-            amount = self._amount(step.result, step.unit)
-            clause = expand(draw, wordings.clauses, fields).replace("#", amount)
-            body = f"{self._equation(step)}{self.join} {clause}"
+            clause = say(wordings.clauses).replace("#", self._amount(step.result, step.unit))
+            body = f"{self._equation(step)}{habit.of(_JOINS)} {clause}"
         elif form == "find":
-            label = expand(draw, wordings.labels, fields)
-            find = draw.skewed(("find", "get", "work out"))
-            do = expand(draw, _DO[step.op], fields)
-            body = f"to {find} {label}, {do}: {self._full(step)}"
+            body = f"to {habit.of(_FIND)} {say(wordings.labels)}, {say(_DO[step.op])}: {full}"
         elif form == "colon":
-            body = f"{expand(draw, wordings.reasons, fields)}: {self._full(step)}"
+            body = f"{say(wordings.reasons)}: {full}"
         else:
-            body = f"{expand(draw, wordings.labels, fields)}: {self._full(step)}"
+            body = f"{say(wordings.labels)}: {full}"
         return self._marked(body, index, total) + "."
 
     def _marked(self, body: str, index: int, total: int) -> str:
         mark = self.mark
         if mark == "words":
             words = _FIRST if index == 0 else (_LAST if index == total - 1 else _LATER)
-            return f"{self.draw.skewed(words)} {body}"
+            return f"{self.habits.phrase.of(words)} {body}"
         body = body[0].upper() + body[1:]
         if mark == "number":
             return f"{index + 1}. {body}"
@@ -277,22 +282,21 @@ class Answer:
         return f"- {body}" if mark == "dash" else body
 
     def _claim(self, last: Step) -> str:
-        wordings = WORDINGS.get(f"{last.kind}/{self.plan.scenario.kind}") or WORDINGS[last.kind]
-        fields = self._wording_fields(last)
         # The first clause never points back with "that", so it can stand alone.
-        clause = expand(self.draw, wordings.clauses[:1], fields)
+        clause = self._say(self._wordings(last).clauses[:1])
         return clause.replace("#", self._amount(last.result, last.unit))
 
     def _goal(self) -> str:
+        choose = self.habits.bracket.of
         final = self.plan.events[-1].kind
         if final in ("share", "splitbill"):
-            return self.draw.skewed(("each share", "the share of each person"))
+            return choose(("each share", "the share of each person"))
         if final in ("sell", "sellspend", "total", "change") or (self.cash and final != "pack"):
-            return self.draw.skewed(("the amount of money", "how much money it is"))
+            return choose(("the amount of money", "how much money it comes to"))
         if final == "compare":
-            return self.draw.skewed(("the difference", "how big the difference is"))
+            return choose(("the difference", "how big the difference is"))
         noun = self.plan.box.many if final == "pack" else self.plan.item.many
-        return self.draw.skewed((f"the number of {noun}", f"how many {noun} it is"))
+        return choose((f"the number of {noun}", f"how many {noun} there are"))
 
 
 _EVENT_OF = {

@@ -22,26 +22,27 @@ def _wordings(clauses: str, labels: str, reasons: str) -> Wordings:
 
 
 _NOW = _wordings(
-    "{S} [now|then] {has} # / {S} {has} # [now|at this point|after that] / "
-    "[that|this] [{brings} the total to|{makes}] # / the [new|current] [total|number] {is} # / "
-    "there {are} # [now|then]",
-    "the [new|current] [total|number of {many}|amount] / "
-    "[how many|the number of] {many} {S} {has} [now|after that] / the [total|count] so far",
+    "{S} {has} # [in total|altogether] / {S} [now|then] {has} # / "
+    "[that|this] [{brings} the total to|{makes}] # / the [new|current] total {is} #",
+    "the [new|current] total / {how_many} {S} {has} [now|after that] / "
+    "the total [so far|up to now]",
     "",
 )
 _LEFT = _wordings(
     "{S} {has} # [left|remaining] / [that|this] {leaves} [{him} with #|#] / "
-    "# {remain} [after that|] / [only|] # {are} left / there {are} # [left|still there]",
-    "the [number of {many} left|rest|remaining {many}|remainder] / "
-    "[what|the amount that] {is} left / [how many|the number of] {many} {S} {keeps}",
+    "# {result_remain} [after that|] / there {result_are} # [left|still there]",
+    "[{number_of} left|the rest|the remaining {many}] / what {is} left / {how_many} {S} {keeps}",
     "",
 )
 
 
-_OF_A = (
-    "{A} {has} # [in that case|] / [then|in that case] {A} {has} # / "
-    "{A}'s [number|total|share] {is} #"
-)
+def _of_a(reasons: str) -> Wordings:
+    """What the main person has, known from what the other one has."""
+    return _wordings(
+        "{A} {has} # / {A} then {has} # / {A}'s total {is} #",
+        "{number_of} {A} {has} / what {A} {has} / {A}'s total",
+        reasons,
+    )
 
 
 def _like(base: Wordings, reasons: str) -> Wordings:
@@ -51,177 +52,178 @@ def _like(base: Wordings, reasons: str) -> Wordings:
 WORDINGS: dict[str, Wordings] = {
     "groups": _wordings(
         "{S} {has} # in the {boxes} / the {boxes} [{hold}|{contain}] # [together|in total|] / "
-        "there {are} # in [the {boxes}|all {x} {boxes}] / [that|this] {makes} # [to begin with|] / "
-        "{S} {starts} with #",
+        "there {are} # in [the {boxes}|all {x} {boxes}] / {S} {starts} with #",
         "the number of {many} in [the|all the|all {x}] {boxes} / "
-        "the [starting|first] [number|total|amount] / the total [in|inside] the {boxes}",
+        "the [starting|first] [number|total] / the total [in|inside] the {boxes}",
         "each [of the {x} {boxes}|{box}] {holds} {y} {items_y} / "
         "there {are} {x} {boxes} [with|of] {y} {items_y} each / "
-        "[every|each] one of the {boxes} has {y} {items_y} [in it|inside]",
+        "every one of the {boxes} {holds} {y} {items_y}",
     ),
     "rate": _wordings(
         "{S} {make} # [in|over] {y} {periods} / in {y} {periods}, {S} {make} # / "
-        "[that|this] {makes} # [after|in|over] {y} {periods} / "
-        "[over|in] [all {y}|these] {periods} {S} {make} # [in total|altogether]",
-        "the [total|number of {many}] [over|for|after] [{y}|all {y}] {periods} / "
-        "what {S} {make} in {y} {periods} / the [first|starting] [total|amount]",
+        "the {y} {periods} {bring} # [together|in total] / "
+        "over [these|the] {y} {periods}, {S} {make} #",
+        "the total [over|for|after] [{y}|all {y}] {periods} / "
+        "what {S} {make} in {y} {periods} / the [first|starting] total",
         "{S} {make} {x_amount} [each|every|per] {period} / "
-        "there are {y} {periods} with {x_amount} [each|in each] / "
+        "there {are} {y} {periods} with {x_amount} [each|in each] / "
         "{S} {does} this for {y} {periods}",
     ),
-    "times": _wordings(
-        _OF_A,
-        "{A}'s [number|total|share|amount] / [what|the amount] {A} {has} / "
-        "the number of {many} {A} {has}",
-        "{A} {has} {y} times as [many|much] as {B} / "
-        "{B} {has} {x_amount} and {A} {has} {y} times [that|as much|that number] / "
-        "[{B}'s|the] number [must be|{is}] multiplied by {y}",
+    "times": _of_a(
+        "{A} {has} {y} times as {as_many} as {B} / "
+        "{B} {has} {x_amount} and {A} {has} {y} times [that|as {as_many}] / "
+        "{B}'s total {is} multiplied by {y}",
     ),
-    "more": _wordings(
-        _OF_A,
-        "{A}'s [number|total|share|amount] / [what|the amount] {A} {has} / "
-        "the number of {many} {A} {has}",
-        "{A} {has} {y_amount} more than {B} / {B} {has} {x_amount} and {A} {has} {y} more / "
-        "{A} [is ahead of|beats] {B} by {y}",
+    "more": _of_a(
+        "{A} {has} {y_more} than {B} / {B} {has} {x_amount} and {A} {has} {y_short} more / "
+        "{A} {is} ahead of {B} by {y_short}",
     ),
-    "fewer": _wordings(
-        _OF_A,
-        "{A}'s [number|total|share|amount] / [what|the amount] {A} {has} / "
-        "the number of {many} {A} {has}",
-        "{A} {has} {y_amount} {fewer} than {B} / {B} {has} {x_amount} and {A} {has} {y} {fewer} / "
-        "{A} [is behind|trails] {B} by {y}",
+    "fewer": _of_a(
+        "{A} {has} {y_fewer} than {B} / {B} {has} {x_amount} and {A} {has} {y_short} {fewer} / "
+        "{A} {is} behind {B} by {y_short}",
     ),
-    "half": _wordings(
-        _OF_A,
-        "{A}'s [number|total|share|amount] / [half of|one half of] {x} / "
-        "[what|the amount] {A} {has}",
-        "{A} {has} half as [many|much] as {B} / half of {B}'s [number|{x}|amount] is {A}'s / "
-        "{B} {has} {x_amount} and {A} {has} half of [that|it]",
+    "half": _of_a(
+        "{A} {has} half as {as_many} as {B} / "
+        "{B} {has} {x_amount} and {A} {has} half of [that|it] / "
+        "half of {B}'s total {is} {A}'s total",
     ),
     "two": _wordings(
-        "{S} {make} # [in total|altogether|in all] / [together|in total], [that|this] {makes} # / "
-        "the [two parts|two times] [together|] {give} # / {S} {has} # [to begin with|at first]",
-        "the [sum|total] of [both|the two] [numbers|times|parts] / the [first|starting] total / "
+        "{S} {make} # [in total|altogether|in all] / "
+        "[both|the two] parts together {give} # / the [sum|total] {is} #",
+        "the [sum|total] of [both|the two] [numbers|parts] / the [first|starting] total / "
         "what {S} {make} [in all|in total]",
-        "{S} {make} {x} and [then|later] {y} / [both|the two] [times|numbers] [count|are added] / "
-        "the two [numbers|amounts] {are} {x} and {y}",
+        "{S} {make} {x_short} and [then|later] {y_short} / "
+        "[both|the two] [numbers|parts] {are} added / "
+        "the two [numbers|amounts] {are} {x_short} and {y_short}",
     ),
     "grow1": _wordings(
-        "{S} {make} # in the second {period} / in the second {period}, {S} {make} # / "
+        "{S} {make} # {in} the second {period} / {in} the second {period}, {S} {make} # / "
         "the second {period} {brings} #",
-        "the [number|amount] for the second {period} / the second {period}",
-        "the second {period} [has|brings] {y_amount} more [than the first|] / "
-        "{S} {make} {y} more [in the second {period}|one {period} later]",
+        "the [number|amount] for the second {period} / what the second {period} {brings}",
+        "the second {period} {brings} {y_more} [than the first|] / "
+        "{S} {make} {y_short} more [{in} the second {period}|one {period} later]",
     ),
     "grow2": _wordings(
-        "{S} {make} # in the third {period} / in the third {period}, {S} {make} # / "
+        "{S} {make} # {in} the third {period} / {in} the third {period}, {S} {make} # / "
         "the third {period} {brings} #",
-        "the [number|amount] for the third {period} / the [third|last] {period}",
-        "the third {period} [has|brings] {y_amount} more [again|than the second] / "
-        "[again|once more] {S} {make} {y} more",
+        "the [number|amount] for the third {period} / what the [third|last] {period} {brings}",
+        "the third {period} {brings} {y_more} [than the second|again] / "
+        "[again|once more], {S} {make} {y_short} more",
     ),
     "grow3": _wordings(
         "{S} {make} # in [total|all] / [all|the] three {periods} [together|] {give} # / "
         "[that|this] {makes} # [in total|altogether]",
         "the [sum|total] of [all|the] three {periods} / the [total|whole amount] so far",
-        "there are three {periods} to [add|add up] / [all|the] three {periods} [count|are added]",
+        "there {are} three {periods} to [add|add up] / [all|the] three {periods} {are} added",
     ),
     "gain": _like(
         _NOW,
-        "{S} {verb} {y_amount} more [{tail}|] / {y_amount} [more|] [come|are added] "
-        "[to the {x}|on top] / {S} [also|then] {verb} {y_amount} {tail}",
+        "{S} {verb} {y_more} [{tail}|] / {y_amount} {y_are} added [to the {x_short}|] / "
+        "{S} [also|then] {verb} {y_amount} {tail}",
     ),
     "gain/tally": _wordings(
-        "{S} {has} # [so far|in all|up to then] / "
-        "[that|this] [{brings} the total to|{makes}] # / the [new|whole] [total|number] {is} #",
-        "the [new|whole] [total|number of {many}|amount] / the [total|count] so far",
-        "{S} {verb} {y_amount} more [{tail}|] / {y_amount} [more|] [come|are added] "
-        "[to the {x}|on top] / {S} [also|then] {verb} {y_amount} {tail}",
+        "{S} {has} # [in all|in total|so far] / "
+        "[that|this] [{brings} the total to|{makes}] # / the [new|whole] total {is} #",
+        "the [new|whole] total / {how_many} {S} {has} so far / the total [so far|up to now]",
+        "{S} {verb} {y_more} [{tail}|] / {y_amount} {y_are} added [to the {x_short}|] / "
+        "{S} [also|then] {verb} {y_amount} {tail}",
     ),
     "gain2": _like(
         _NOW,
-        "{y_amount} [come|are added] [to the {x}|on top] / {S} {has} {x} [at first|to begin with]",
+        "{y_amount} {y_are} added [to the {x_short}|] / "
+        "{S} {has} {x_amount} [at first|to begin with]",
     ),
     "mergegain": _wordings(
-        "{S} {gains} # [in total|more|altogether] / the [gains|additions] [come|add up] to # / "
-        "[together|in total], the [additions|two gains] {are} #",
-        "the number of [new|added] {many} / [everything|what] {S} {gains}",
-        "{S} {gains} {x} and [then|later] {y} / [both|the two] gains [can be added|count] first",
+        "{S} {gains} # [in total|altogether] / the two additions {come} to # / "
+        "the two additions together {give} #",
+        "[everything|all] {S} {gains} / the sum of the two additions",
+        "{S} {gains} {x_short} and [then|later] {y_short} / "
+        "there {are} two additions, {x_short} and {y_short}",
+    ),
+    "mergegain/tally": _wordings(
+        "{S} {has} # more / the two additions {come} to # / the two additions together {give} #",
+        "what {S} {has} on top / the sum of the two additions",
+        "{S} {has} {x} more and [then|later] {y} more / "
+        "there {are} two additions, {x_short} and {y_short}",
     ),
     "product": _wordings(
         "the [new|extra] {boxes} [{hold}|{contain}] # / {S} {gains} # in the [new|extra] {boxes} / "
-        "there {are} # in the [new|extra|added] {boxes} / [that|this] {is} # more",
-        "the number of [new|extra|added] {many} / "
-        "[what|the amount] [the new {boxes} {hold}|{S} {gains}]",
+        "there {are} # in the [new|extra|added] {boxes} / there {are} # more",
+        "the number of [new|extra|added] {many} / what [the new {boxes} {hold}|{S} {gains}]",
         "each [new|extra] {box} {holds} {y} {items_y} / "
         "there {are} {x} [new|more|extra] {boxes} [with|of] {y} {items_y} each",
     ),
     "gainboxes": _like(
         _NOW,
-        "the [new|extra] {y} [come|are added] [to the {x}|on top] / "
-        "[these|the new ones] are added [to the {x}|]",
+        "the [new|extra] {y} {are} added [to the {x}|] / "
+        "[these|the new ones] {are} added [to the {x}|]",
     ),
     "lose": _like(
         _LEFT,
-        "{S} {verb} {y_amount} [{tail}|] / {y} [of the {x}|] {are} [gone|taken away] / "
-        "[{S}|then {S}] {verb} {y} [of them|] {tail}",
+        "{S} {verb} {y_amount} {tail} / "
+        "{y_short} [of the {x_short}|] {y_are} [gone|taken away] / "
+        "[{S}|then {S}] {verb} {y_short} [{of_them}|] {tail}",
     ),
     "lose2": _like(
         _LEFT,
-        "{y_amount} {are} [gone|taken away] [in total|altogether] / {S} [started with|had] {x}",
+        "{y_amount} {y_are} [gone|taken away] [in total|altogether] / "
+        "{S} {has} {x_amount} [before that|at first]",
     ),
     "mergelose": _wordings(
-        "{S} {loses} # [in total|altogether] / [together|in total], # {are} gone / "
-        "the [two losses|losses] [come|add up] to #",
-        "the number of {many} [that are gone|lost] / [everything|all] {S} {gives} up",
-        "{S} {loses} {x} and [then|later] {y} / [both|the two] losses [can be added|count] first",
+        "{S} {loses} # [in total|altogether] / # {result_are} gone [in total|altogether] / "
+        "the two losses {come} to #",
+        "{number_of} [that {many_are} gone|lost] / [everything|all] {S} {gives} up",
+        "{S} {loses} {x_short} and [then|later] {y_short} / "
+        "there {are} two losses, {x_short} and {y_short}",
     ),
     "handout": _wordings(
-        "{S} {gives} away # / [that|this] {is} # [given away|for the others] / "
-        "[together|in total], they {get} # / the {x} [of them|people] {get} #",
+        "{S} {gives} away # / # {are} given away / "
+        "they {get} # [together|in total] / the {x} [of them|people] {get} #",
         "the number of {many} given away / [what|the amount] {S} {gives} away",
         "[each|every one] of the {x} people {gets} {y} / {x} people {get} {y_amount} each",
     ),
     "loseeach": _like(
-        _LEFT, "{y} {are} [given away|gone] / [these|the given ones] are taken [from|off] the {x}"
+        _LEFT, "{y} {are} [given away|gone] / [these|the given ones] {are} taken [from|off] the {x}"
     ),
     "losehalf": _like(
         _LEFT,
-        "half of the {many} {are} [gone|taken away] / {S} {verb} half [of them|] {tail} / "
-        "only [half|one half] {remain}",
+        "half of the {many} {many_are} [gone|taken away] / {S} {verb} half [{of_them}|] {tail} / "
+        "only [half|one half] {is} left",
     ),
     "part": _wordings(
-        "{S} {verb} # [{tail}|] / [that|this] [part|share] {is} # / # {are} [gone|taken away]",
-        "[one {ordinal}|this part] of [{x}|the {many}] / [what|the part] {S} {loses} / "
-        "the [part|number] [that is gone|taken away]",
-        "{S} {verb} one {ordinal} [of the {x}|of them] / "
+        "{S} {verb} # {tail} / one {ordinal} of the {many} {is} # / "
+        "# {result_are} [gone|taken away]",
+        "one {ordinal} of [{x_short}|the {many}] / what {S} {verb} {tail} / "
+        "the part [that {is} gone|taken away]",
+        "{S} {verb} one {ordinal} [of the {x_short}|{of_them}] {tail} / "
         "one part out of {y} {is} [gone|taken away]",
     ),
     "losepart": _like(
-        _LEFT, "{y} {are} [gone|taken away] / [this|that] part is taken [from|off] the {x}"
+        _LEFT,
+        "{y_short} {y_are} [gone|taken away] / [this|that] part {is} taken [from|off] "
+        "the {x_short}",
     ),
     "percent": _wordings(
-        "[that|this] {is} # [in all|] / # {are} [gone|taken away] / {S} {loses} #",
-        "{y}% of [{x}|the {many}] / the [part|number] [that is gone|taken away] / "
-        "[what|the part] {S} {loses}",
-        "{y}% of the [{x}|{many}] {are} [gone|taken away] / "
-        "[we need|we have to find|first find] {y}% of {x}",
+        "the part [that {is} gone|taken away] {is} # / # {result_are} [gone|taken away] / "
+        "{S} {loses} #",
+        "the part [that {is} gone|taken away] / [what|the part] {S} {loses} / {y}% of the {many}",
+        "{y}% of the [{x}|{many}] {are} [gone|taken away] / {S} {loses} {y}% of [the {many}|{x}]",
     ),
     "double": _like(
-        _NOW, "the [number|amount] [doubles|is doubled] / {S} [now|then] {has} twice as [many|much]"
+        _NOW, "the [number|amount] {is} doubled / {S} [now|then] {has} twice as {as_many}"
     ),
     "share": _wordings(
         "each [of them|one|person] {gets} # / everyone {gets} # / "
         "[that|this] {is} # [each|for each|per person] / they [each|all] {get} #",
-        "[the|each] share / [the|each] person's [share|part] / the [number|amount] per person",
-        "the {x} [{are}|{are} all] [shared|split|divided] [among|by] {y} / "
-        "[there are|we have] {y} [people|shares] / [everyone|each one] {gets} the same",
+        "each [share|part] / each person's [share|part] / the [number|amount] per person",
+        "the {x_amount} {x_are} [shared|split|divided] among {y} people / "
+        "there {are} {y} [people|shares] / [everyone|each one] {gets} the same amount",
     ),
     "pack": _wordings(
         "{S} {fills} # / [that|this] {makes} # / {S} {needs} # / there {are} # [in the end|]",
         "the number of {boxes} / how many {boxes} [there {are}|{S} {needs}]",
-        "each {box} [{takes}|{holds}] {y} / there are {y} [in|for] each {box} / "
-        "[{x}|the {x}] {are} [put|packed] in {boxes} of {y}",
+        "each {box} [{takes}|{holds}] {y} / there {are} {y} [in|for] each {box} / "
+        "the {x_amount} {x_are} [put|packed] in {boxes} of {y}",
     ),
     "pack/cash": _wordings(
         "{S} {can} buy # / [that|this] {is} enough for # / {S} {gets} #",
@@ -231,20 +233,20 @@ WORDINGS: dict[str, Wordings] = {
     "sell": _wordings(
         "{S} {earns} # / [that|this] {brings} [{him} |]# / "
         "[all|the] {many} [together|] {bring} # / {S} {gets} # [for them|for all of them|]",
-        "the [money|amount] [{S} {earns}|from the sale] / the [sale|price of all {many}]",
+        "the [money|amount] [{S} {earns}|from the sale] / the price of all {many}",
         "each {item} {brings} ${y} / {S} {sells} {x} {many} [at|for] ${y} each / "
         "[one|every] {item} {costs} ${y}",
     ),
     "spend": _wordings(
         "{S} {has} # left / [that|this] {leaves} [{him} with |]# / # {remains}",
-        "the [money|amount] [left|that remains] / [what|the rest that] {is} left",
+        "the [money|amount] [left|that {remains}] / what {is} left",
         "{S} {spends} ${y} [of it|of the money|] / ${y} {is} [spent|gone|paid]",
     ),
     "goal": _wordings(
-        "{S} {needs} # more / # {are} [missing|still missing] / "
-        "{S} {has} to [get|find] # more / there {are} # [to go|missing]",
-        "the [missing|needed] [number|{many}|amount] / what {S} [still|] {needs}",
-        "{S} [wants|needs] {x} and {has} {y} / the goal {is} {x} [in total|{items_x}] / "
+        "{S} {needs} # more / # {result_are} [missing|still missing] / "
+        "there {result_are} # [to go|missing]",
+        "the [missing|needed] [number|{many}] / what {S} [still|] {needs}",
+        "{S} {needs} {x} and {has} {y} / the goal {is} {x} {items_x} / "
         "{y} of the {x} {are} [there|done]",
     ),
     "goal/cash": _wordings(
@@ -254,71 +256,68 @@ WORDINGS: dict[str, Wordings] = {
         "${y} of the ${x} {is} [there|saved]",
     ),
     "compare": _wordings(
-        "the difference {is} # / [that|this] {is} # more / {R} {has} # more [than {P}|] / "
-        "{R} {is} ahead [of {P}|] by #",
-        "the difference [between them|between {A} and {B}|] / "
-        "[what|the amount] {R} {has} [more|on top]",
-        "{R} {has} {x} and {P} {has} {y} / [compare|we compare] {x} [with|and] {y}",
+        "the difference {is} # / {R} {has} # more [than {P}|] / {R} {is} ahead [of {P}|] by #",
+        "the difference [between {A} and {B}|between them] / {how} more {R} {has}",
+        "{R} {has} {x_short} and {P} {has} {y_short} / "
+        "the two [numbers|totals] {are} {x_short} and {y_short}",
     ),
     "together": _wordings(
-        "[together|in total], they {havethey} # / they {havethey} # [together|in total|in all] / "
-        "[both|the two] [together|] {makethey} # / {A} and {B} {havethey} # [together|in total]",
-        "the [sum|total] [of both|for both|] / [what|the number] they {havethey} together",
-        "{A} {has} {x} and {B} {has} {y} / [both|the two] [numbers|shares] [count|are added]",
+        "they {havethey} # [together|in total|in all] / "
+        "{A} and {B} {havethey} # [together|in total] / [both|the two] together {makethey} #",
+        "the [sum|total] [of|for] both / what they {havethey} together",
+        "{A} {has} {x_short} and {B} {has} {y_short} / [both|the two] [numbers|parts] {are} added",
     ),
     "buy": _wordings(
-        "the {many} {cost} # / {S} {pays} # for the {many} / [that|this] {is} # for the {many} / "
-        "[together|in total], the {many} {cost} #",
-        "the [price|cost] of [the|all] {many} / the {many} [together|]",
+        "the {many} {cost} # / {S} {pays} # for the {many} / "
+        "the [price|cost] of the {many} {is} # / {S} {buys} the {many} for #",
+        "the [price|cost] of [the|all] {many} / what the {many} {cost}",
         "each {item} {costs} ${y} / {S} {buys} {x} {many} [at|for] ${y} each / "
         "there {are} {x} {many} [at|for] ${y} each",
     ),
     "second": _wordings(
-        "the {boxes} {cost} # / {S} {pays} # for the {boxes} / [that|this] {is} # for the {boxes}",
-        "the [price|cost] of [the|all] {boxes} / the {boxes} [together|]",
+        "the {boxes} {cost} # / {S} {pays} # for the {boxes} / "
+        "the [price|cost] of the {boxes} {is} # / {S} {buys} the {boxes} for #",
+        "the [price|cost] of [the|all] {boxes} / what the {boxes} {cost}",
         "each {box} {costs} ${y} / {S} {buys} {x} {boxes} [at|for] ${y} each",
     ),
     "plus": _wordings(
         "[everything|all of it] {costs} # / the [total|sum|bill] {is} # / "
-        "[together|in total], [that|this] {is} #",
+        "[that|this] {is} # [together|in total]",
         "the [total|sum|bill] / the [cost|price] of everything",
-        "the {box} {costs} ${y} [more|] / {S} [also|] {buys} one {box} for ${y} / "
-        "the {box} {is} added",
+        "the {box} {costs} ${y} / {S} [also|] {buys} one {box} for ${y} / the {box} {is} added",
     ),
     "addup": _wordings(
         "[everything|all of it] {costs} # / the [total|sum|bill] {is} # / "
-        "[together|in total], [that|this] {is} #",
+        "[that|this] {is} # [together|in total]",
         "the [total|sum|bill] / the [cost|price] of everything",
-        "[both|the two] [amounts|prices|parts] are added / "
-        "the two [parts|prices] are ${x} and ${y}",
+        "[both|the two] [amounts|prices|parts] {are} added / "
+        "the two [parts|prices] {are} ${x} and ${y}",
     ),
     "coupon": _wordings(
-        "{S} [only|] {pays} # / the [price|cost|bill] [drops|goes down] to # / "
-        "[that|this] {leaves} # to pay",
-        "the [price|cost|bill] [with the coupon|after that|] / [what|the amount] {S} {pays}",
-        "{S} {gets} ${y} off / ${y} [is taken|comes] off [the bill|the price|]",
+        "{S} [only|] {pays} # / the [price|cost|bill] {drops} to # / [that|this] {leaves} # to pay",
+        "the [price|cost|bill] [after that|in the end] / [what|the amount] {S} {pays}",
+        "{S} {gets} ${y} off / ${y} [{is} taken|{comes}] off [the bill|the price|]",
     ),
     "fee": _wordings(
-        "{S} {pays} # [in all|altogether|] / the [price|cost|bill] [rises|goes up] to # / "
+        "{S} {pays} # [in all|altogether|] / the [price|cost|bill] {rises} to # / "
         "[that|this] {makes} # [in total|]",
         "the [price|cost|bill] [with the extra|after that|] / [what|the amount] {S} {pays}",
-        "there {is} ${y} extra / ${y} [is added|comes on top]",
+        "there {is} ${y} extra / ${y} [{is} added|{comes} on top]",
     ),
     "discount": _wordings(
         "the discount {is} # / {S} {saves} # / [that|this] {is} # off",
         "the [discount|amount saved] / {y}% of [${x}|the price|the total]",
-        "{y}% [is taken|comes] off [the price|the total|] / "
-        "[we need|first find] {y}% of [the price|${x}]",
+        "{y}% [{is} taken|{comes}] off [the price|the total|] / there {is} a discount of {y}%",
     ),
     "change": _wordings(
         "{S} {gets} # back / the change {is} # / # {is} [given back|returned]",
-        "the change / the [money|amount] [back|{S} {gets} back]",
-        "{S} {pays} [with|] ${x} / ${y} [is taken|comes] off the ${x} / the bill {is} ${y}",
+        "the change / the [money|amount] {S} {gets} back",
+        "{S} {pays} with ${x} / ${y} [{is} taken|{comes}] off the ${x} / the bill {is} ${y}",
     ),
     "splitbill": _wordings(
         "each [of them|one|person] {pays} # / everyone {pays} # / "
         "[that|this] {is} # [each|for each|per person]",
-        "[the|each] share / the [cost|price] per person / each person's [share|part]",
-        "the [bill|cost] {is} split [by|among] {y} / [there are|we have] {y} [people|shares]",
+        "each [share|part] / the [cost|price] per person / each person's [share|part]",
+        "the [bill|cost] {is} split among {y} people / there {are} {y} [people|shares]",
     ),
 }

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 _IRREGULAR = {
     "bring": "brings brought bringing brought",
+    "come": "comes came coming come",
+    "rise": "rises rose rising risen",
     "mean": "means meant meaning meant",
     "keep": "keeps kept keeping kept",
     "cost": "costs cost costing cost",
@@ -394,14 +396,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
 )
 
-_WOMEN = (
-    "Mia Anna Emma Lily Sara Julia Nora Ella Maya Ruby Lucy Grace Alice Zoe Clara Ivy "
-    "Rosa Hanna Leah Amy Kate Tina Olivia Sofia"
-)
-_MEN = (
-    "Tom Ben Leo Max Sam Jack Noah Adam Luke Omar Paul Ryan Eric Mark Alex Dan Oscar Carl "
-    "Ivan Jake Liam Owen Peter Felix"
-)
+_WOMEN = "Mia Anna Emma Kate Sara Lucy Alice Grace"
+_MEN = "Tom Ben Leo Max Sam Jack Noah Paul"
 
 PEOPLE: tuple[tuple[Person, ...], tuple[Person, ...]] = (
     tuple(Person(name, "she", "her", "her") for name in _WOMEN.split()),

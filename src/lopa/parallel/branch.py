@@ -62,11 +62,20 @@ class BranchParallel:
     def check(self, capacity: int) -> None:
         self.local.check(capacity)
 
-    def open(self, config: DecodeConfig, capacity: int) -> int | None:
-        slot = self.local.open(config, capacity)
+    def open(self, config: DecodeConfig, capacity: int, prompt: Sequence[int] = ()) -> int | None:
+        slot = self.local.open(config, capacity, prompt)
         if slot is not None:
             self._configs[slot] = config
         return slot
+
+    def reused(self, slot: int) -> int:
+        return self.local.reused(slot)
+
+    def cost(self, plan: Plan) -> int:
+        """Of the rank with most to do."""
+        if len(plan.rows) == 1:
+            return self.local.cost(plan)
+        return int(-(-len(plan.rows) // self.mesh.branches) * plan.rows.shape[1])
 
     def close(self, slot: int) -> None:
         self._plans.pop(slot, None)

@@ -7,16 +7,42 @@ round that committed something is kept, and forwarded once more as it was.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from lopa.decoding.decoder import Decoder
 from lopa.sequence import Plan
 
 
 @dataclass(slots=True)
 class History:
     plans: list[Plan] = field(default_factory=list)  # one row each; all of them commit that row
+
+    def begin(self, prompt: Sequence[int], decoder: Decoder) -> None:
+        """The cache of these tokens was another's: forward them by themselves.
+
+        That is exact under block attention, and as near as any reuse under full attention.
+        """
+        count = len(prompt)
+        blocks = None
+        if decoder.config.attention == "block":
+            blocks = np.full(count, -1, np.int64)
+            if decoder.aligned:
+                blocks = np.arange(count, dtype=np.int64) // decoder.config.block_size
+        self.plans.append(
+            Plan(
+                index=1,
+                start=0,
+                cached=0,
+                commit=count,
+                rows=np.array([prompt], np.int64),
+                ends=np.array([count]),
+                wanted=np.zeros((1, count), np.bool_),
+                block_ids=blocks,
+            )
+        )
 
     def add(self, plan: Plan, winner: int) -> None:
         """A round is over: keep what its commit came from."""

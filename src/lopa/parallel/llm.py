@@ -13,6 +13,7 @@ from lopa.config import RANK_TIMEOUT, DecodeConfig
 from lopa.decoding.decoder import Decoder
 from lopa.engine.engine import MAX_RUNNING, TOKEN_BUDGET
 from lopa.engine.llm import LLM
+from lopa.engine.paged import Reuse
 from lopa.engine.runner import Runner
 from lopa.engine.session import Event, Session
 from lopa.errors import ConfigError
@@ -85,7 +86,10 @@ class ParallelLLM(LLM):
     ) -> None:
         """The ranks read them."""
 
-    def _make_runner(self) -> Runner:
+    def _check_fits(self) -> None:
+        """The ranks see."""
+
+    def _make_runner(self, cache_tokens: int | None, reuse: Reuse, backend: str) -> Runner:
         return _Elsewhere()
 
     def _make_session(self, decoder: Decoder, ids: Sequence[int]) -> Session:
@@ -128,10 +132,16 @@ class _Elsewhere:
 
     def check(self, capacity: int) -> None: ...
 
-    def open(self, config: DecodeConfig, capacity: int) -> int | None:
+    def open(self, config: DecodeConfig, capacity: int, prompt: Sequence[int] = ()) -> int | None:
         raise RuntimeError("the ranks hold the slots: add sessions to `engine()`")
 
+    def reused(self, slot: int) -> int:
+        return 0
+
     def close(self, slot: int) -> None: ...
+
+    def cost(self, plan: Plan) -> int:
+        return plan.rows.size
 
     def forward(self, plans: Sequence[tuple[int, Plan]]) -> Sequence[Stats | None]:
         raise RuntimeError("the ranks forward: add sessions to `engine()`")

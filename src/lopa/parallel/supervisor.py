@@ -194,6 +194,10 @@ class Supervisor(Engine):
             session = self._sessions.get(one.session)
             if session is None:
                 continue  # aborted meanwhile
+            if not session.trace.rounds and one.start and session.decoder.round == 0:
+                session.decoder.reuse(one.start)  # a prompt whose cache was there already
+                prompt = session.trace.prompt_ids[: one.start]
+                self._histories[one.session].begin(prompt, session.decoder)
             plan = session.plan()
             if plan is None or plan.index != one.index or plan.wanted.sum() != len(one.token):
                 raise _LostError(0, "it computes something else than the supervisor")

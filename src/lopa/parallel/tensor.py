@@ -7,7 +7,8 @@ ranks, and so is the embedding. Weights are plain tensors, not DTensors, whose d
 the host time in every call.
 
 A whole model is read into host memory and cut there: the device never holds more than its part.
-Quantised layers are refused: their scales would have to be cut as well.
+Layers are quantised after they are cut. A part's weights and activations then have scales of their
+own where inputs are cut, so the figures are not those of one device, only as good.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def degrees(config: ModelConfig) -> list[int]:
     return [n for n in range(1, config.kv_heads + 1) if not any(size % n for size in sizes)]
 
 
-def shard(model: Transformer, mesh: Mesh, device: torch.device) -> VocabularyStatistics:
+def cut(model: Transformer, mesh: Mesh, device: torch.device) -> VocabularyStatistics:
     """Keep this rank's part of the model, on `device`; returns what makes statistics of it.
 
     `model.config` becomes that of the part: what a cache for it must hold.
@@ -68,10 +69,10 @@ def shard(model: Transformer, mesh: Mesh, device: torch.device) -> VocabularySta
     }
     if not config.tied_head:
         styles["head"] = _Vocabulary(mesh, device, sums=False)
-    for name, module in model.named_modules():
+    for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            _check_plain(name, module)
-        elif any(True for _ in module.parameters(recurse=False)):
+            continue  # those have styles
+        if any(True for _ in module.parameters(recurse=False)):
             module.to(device)  # norms
     parallelize_module(model, _device_mesh(mesh, device), styles)
     for layer in model.layers:
@@ -86,6 +87,16 @@ def shard(model: Transformer, mesh: Mesh, device: torch.device) -> VocabularySta
     return VocabularyStatistics(mesh, part_of(config.vocab_size, mesh.tensor, parts).start)
 
 
+def sum_outputs(model: Transformer, mesh: Mesh) -> None:
+    """Attention and feed-forward give sums over the ranks from now on.
+
+    After the layers have their final form: a quantised layer is another module.
+    """
+    for layer in model.layers:
+        for module in (layer.attention.out, layer.feed_forward.down):  # type: ignore[union-attr]
+            module.register_forward_hook(lambda _module, _inputs, out: mesh.sum(out))  # type: ignore[union-attr]
+
+
 def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
     return DeviceMesh.from_group(
         [mesh.across, mesh.within],
@@ -93,15 +104,6 @@ def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
         mesh=torch.arange(mesh.world).view(mesh.branches, mesh.tensors),
         mesh_dim_names=("branch", "tensor"),
     )["tensor"]
-
-
-def _check_plain(name: str, module: nn.Module) -> None:
-    weight = module.weight
-    if type(weight.data) is not Tensor or not weight.is_floating_point():  # type: ignore[operator]
-        raise ConfigError(
-            f"tensor parallelism takes plain layers, and {name} is quantised: leave out "
-            "--quantize, or use --branch-parallel alone"
-        )
 
 
 class _Style(ParallelStyle):
@@ -129,12 +131,11 @@ class _Columns(_Style):
 
 
 class _Rows(_Style):
-    """Cut the inputs; outputs are sums over the ranks."""
+    """Cut the inputs; outputs are to be summed over the ranks: see `sum_outputs`."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         weight: Any = module.weight
         self._keep(module, "weight", weight.data.chunk(self.mesh.tensors, dim=1)[self.mesh.tensor])
-        module.register_forward_hook(lambda _module, _inputs, out: self.mesh.sum(out))
         return module
 
 

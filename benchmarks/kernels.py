@@ -1,0 +1,287 @@
+"""The kernels on a GPU: first that they are right, then what each of them takes.
+
+    python benchmarks/kernels.py [--model dummy:dream-7b] [--tokens 64,256,512] [--prefix 768]
+
+Checks compare with plain torch in fp32 on random inputs. Times are of one layer: a graph runs the
+operation once for each layer of the model, with that layer's own weights, so that nothing stays in
+the cache that would not stay there in a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lopa import LLM, DecodeConfig
+from lopa.engine.attention import Span, reference_batch
+from lopa.engine.kernels import pointwise
+from lopa.engine.kernels.attention import TILE, Rows, attend
+from lopa.engine.kernels.confidence import RANKINGS, confidence
+from lopa.engine.kernels.matmul import scaled_matmul
+from lopa.engine.pages import PAGE
+from lopa.engine.quantize import KINDS, QuantizedLinear
+from lopa.engine.scaled import quantise
+from lopa.engine.statistics import statistics as plain_statistics
+
+
+def error(ours: Tensor, plain: Tensor) -> float:
+    if not torch.isfinite(ours).all():
+        return float("nan")
+    return float((ours.double() - plain.double()).norm() / plain.double().norm())
+
+
+def layout(
+    lengths: list[int], cached: int, start: int, size: int | None, group: int, device: Any
+) -> tuple[Rows, Span]:
+    """One sequence whose pages lie in disorder."""
+    count = max(1, -(-cached // PAGE))
+    table = torch.randperm(count + 2, device=device)[:count]
+    seen = torch.arange(cached, device=device)
+    seen = seen[(seen < start) | (seen >= start + max(lengths))]
+    blocks = None if size is None else torch.arange(max(lengths), device=device) // size
+    span = Span(0, lengths, table[seen // PAGE] * PAGE + seen % PAGE, blocks)
+    tiles = [
+        (row, at) for row, length in enumerate(lengths) for at in range(0, length * group, TILE)
+    ]
+    begins = [sum(lengths[:i]) for i in range(len(lengths))]
+    fill = [[start] * len(lengths), [cached] * len(lengths), [0] * len(lengths)]
+    columns = [*zip(*tiles, strict=True), begins, lengths, *fill]
+    flat = torch.zeros(sum(lengths), dtype=torch.int32, device=device)
+    if blocks is not None:
+        for begin, length in zip(begins, lengths, strict=True):
+            flat[begin : begin + length] = blocks[:length]
+    tensors = [torch.tensor(x, dtype=torch.int32, device=device) for x in columns]
+    return Rows(*tensors, flat, table[None].int()), span
+
+
+def check_attention(device: Any) -> dict[str, float]:
+    worst: dict[str, float] = {}
+    cases = [
+        ([64] * 8, 768, 768, None),
+        ([64], 768, 768, 32),
+        ([96, 64, 64], 100, 100, 32),
+        ([33], 0, 0, None),
+        ([1], PAGE, PAGE, None),
+        ([32], 200, 64, None),
+    ]
+    for heads, kv_heads, dim in ((28, 4, 128), (7, 1, 64), (8, 8, 32)):
+        for lengths, cached, start, size in cases:
+            rows, span = layout(lengths, cached, start, size, heads // kv_heads, device)
+            places = PAGE * (max(1, -(-cached // PAGE)) + 2)
+            tokens = sum(lengths)
+            wide = [
+                torch.randn(n, h, dim, device=device)
+                for n, h in ((tokens, heads), *[(tokens, kv_heads)] * 2, *[(places, kv_heads)] * 2)
+            ]
+            for dtype in (torch.bfloat16, torch.float32):
+                given = [x.to(dtype) for x in wide]
+                plain = reference_batch(*[x.float() for x in given], [span])
+                for splits in (1, 4):
+                    found = error(attend(*given, rows, splits=splits), plain)
+                    name = f"attention {str(dtype).removeprefix('torch.')}"
+                    worst[name] = max(worst.get(name, 0.0), found)
+    return worst
+
+
+def check_pointwise(device: Any) -> dict[str, float]:
+    worst: dict[str, float] = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        x = torch.randn(37, 3584, device=device).to(dtype)
+        delta, weight = torch.randn_like(x), torch.randn(3584, device=device).to(dtype)
+        total = x.float() + delta.float()
+        plain = total.to(dtype).float()
+        plain = plain * torch.rsqrt(plain.square().mean(-1, keepdim=True) + 1e-6) * weight.float()
+        name = str(dtype).removeprefix("torch.")
+        worst[f"norm {name}"] = error(pointwise.norm(x.clone(), delta, weight, 1e-6, None), plain)
+        gate_up = torch.randn(37, 2 * 18944, device=device).to(dtype)
+        gate, up = gate_up.float().chunk(2, dim=1)
+        active = F.silu(gate) * up
+        worst[f"activate {name}"] = error(pointwise.activate(gate_up, None), active)
+        for kind_name, kind in KINDS.items():
+            ours = pointwise.quantise(x, kind)
+            same = (ours.values.float() == quantise(x, kind).values.float()).float().mean()
+            worst[f"quantise {kind_name} {name}: differing"] = 1 - float(same)
+            for what, scaled, expected in (
+                ("norm", pointwise.norm(x.clone(), delta, weight, 1e-6, kind), plain),
+                ("activate", pointwise.activate(gate_up, kind), active),
+            ):
+                back = scaled.values.float() * scaled.scale
+                worst[f"{what} to {kind_name} {name}"] = error(back, expected)
+    return worst
+
+
+def check_products(device: Any) -> dict[str, float]:
+    worst: dict[str, float] = {}
+    for tokens in (17, 64, 512):
+        linear = torch.nn.Linear(3584, 4608, device=device, dtype=torch.bfloat16)
+        x = torch.randn(tokens, 3584, device=device).bfloat16()
+        plain = F.linear(x.float(), linear.weight.float(), linear.bias.float())
+        for name, kind in KINDS.items():
+            quantised = QuantizedLinear(linear, kind)
+            worst[f"product {name}, {tokens} tokens, against fp32"] = error(quantised(x), plain)
+            values = quantise(x, kind)
+            back = (values.values.double() @ quantised.weight.double().T).float()
+            back = back * values.scale * quantised.scale.T + linear.bias.float()
+            worst[f"product {name}, {tokens} tokens, against itself"] = error(quantised(x), back)
+            ours = scaled_matmul(
+                *values, quantised.weight, quantised.scale, linear.bias, torch.bfloat16
+            )
+            worst[f"our product {name}, {tokens} tokens, against itself"] = error(ours, back)
+    return worst
+
+
+def check_confidence(device: Any) -> dict[str, float]:
+    worst: dict[str, float] = {}
+    for temperature in (0.0, 0.8):
+        for ranking in RANKINGS:
+            logits = 4 * torch.randn(70, 152064, device=device)
+            positions, rounds = torch.randint(0, 1000, (2, 70), device=device)
+            config = DecodeConfig(ranking=ranking, temperature=temperature, seed=5)  # type: ignore
+            token, max_prob, rank = plain_statistics(logits, positions, rounds, 7, config)
+            rows = [
+                positions,
+                rounds,
+                *(torch.full_like(rounds, n) for n in (5, RANKINGS[ranking])),
+            ]
+            out = torch.zeros(3, 70, dtype=torch.int32, device=device)
+            heat = torch.full((70,), temperature, device=device)
+            confidence(logits, torch.stack(rows, 1), heat, 7, out)
+            worst["confidence: tokens differing"] = max(
+                worst.get("confidence: tokens differing", 0.0),
+                float((out[0] != token).float().mean()),
+            )
+            for name, ours, plain in (("max_prob", out[1], max_prob), (ranking, out[2], rank)):
+                found = float((ours.view(torch.float32) - plain).abs().max())
+                worst[f"confidence {name}: largest difference"] = found
+    return worst
+
+
+def layer_ms(work: Callable[[int], object], layers: int) -> float:
+    """Median time of one layer's share of a graph over all layers."""
+    for _ in range(2):
+        work(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for layer in range(layers):
+            work(layer)
+    times = []
+    for _ in range(12):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / layers)
+    return statistics.median(times)
+
+
+def times(llm: LLM, tokens: int, window: int, prefix: int) -> dict[str, float]:
+    """Microseconds of each operation of a layer, and of the head."""
+    config, device = llm.config, llm.device
+    layers: list[Any] = list(llm.model.layers)
+    count = len(layers)
+    x = torch.randn(tokens, config.hidden_size, device=device).to(llm.dtype)
+    wide = torch.randn(tokens, config.intermediate_size, device=device).to(llm.dtype)
+    gate_up = torch.randn(tokens, 2 * config.intermediate_size, device=device).to(llm.dtype)
+    found: dict[str, float] = {}
+
+    def measure(name: str, work: Callable[[int], object], layers: int = count) -> None:
+        found[name] = round(1e3 * layer_ms(work, layers), 2)
+
+    products = {
+        "qkv": (lambda layer: layer.attention.qkv, x),
+        "out": (lambda layer: layer.attention.out, x),
+        "gate_up": (lambda layer: layer.feed_forward.gate_up, x),
+        "down": (lambda layer: layer.feed_forward.down, wide),
+    }
+    for name, (part, given) in products.items():
+        linear = part(layers[0])
+        if isinstance(linear, QuantizedLinear):
+            scaled = pointwise.quantise(given, linear.kind)
+            measure(name, lambda i, p=part, s=scaled: p(layers[i])(s))
+        else:
+            measure(name, lambda i, p=part, g=given: p(layers[i])(g))
+    kind = getattr(layers[0].feed_forward.down, "kind", None)
+    weight = layers[0].attention_norm.weight
+    measure("norm", lambda i: pointwise.norm(x, x, weight, 1e-6, kind))
+    measure("activate", lambda i: pointwise.activate(gate_up, kind))
+    if kind is not None:
+        measure("quantise", lambda i: pointwise.quantise(x, kind))
+    width = (config.heads + 2 * config.kv_heads) * config.head_dim
+    qkv = torch.randn(tokens, width, device=device).to(llm.dtype)
+    keys = torch.empty(tokens, config.kv_heads, config.head_dim, device=device, dtype=llm.dtype)
+    values = torch.randn_like(keys)
+    angles = torch.randn(tokens, config.head_dim, device=device).to(llm.dtype)
+    measure(
+        "rotate",
+        lambda i: pointwise.rotate(qkv, angles, angles, None, 1e-6, keys, values, config.heads),
+    )
+    group = config.heads // config.kv_heads
+    rows, _ = layout([window] * (tokens // window), prefix, prefix, None, group, device)
+    q = qkv.view(tokens, -1, config.head_dim)[:, : config.heads]
+    pages = llm.runner.pages
+    for splits in (1, 2, 4, 8):
+        measure(
+            f"attention/{splits}",
+            lambda i, s=splits: attend(
+                q, keys, values, pages.keys[i], pages.values[i], rows, splits=s
+            ),
+        )
+    measure("head", lambda i: llm.model.logits(x), 1)
+    logits = llm.model.logits(x)
+    settings = torch.full((tokens, 4), 2, device=device, dtype=torch.int64)
+    out = torch.zeros(3, tokens, dtype=torch.int32, device=device)
+    heat = torch.zeros(tokens, device=device)
+    measure("confidence", lambda i: confidence(logits, settings, heat, config.mask_id, out), 1)
+    return found
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", default="dummy:dream-7b")
+    parser.add_argument("--tokens", default="64,256,512")
+    parser.add_argument("--window", type=int, default=64)
+    parser.add_argument("--prefix", type=int, default=768)
+    parser.add_argument("--quantize", default="none,fp8,int8")
+    parser.add_argument("--checks-only", action="store_true")
+    options = parser.parse_args()
+    device = torch.device("cuda")
+    torch.manual_seed(0)
+    worst: dict[str, float] = {}
+    for check in (check_attention, check_pointwise, check_products, check_confidence):
+        worst |= check(device)
+    for name, value in worst.items():
+        print(f"{value:10.2e}  {name}")
+    limits = {"attention bfloat16": 5e-3, "attention float32": 1e-5}
+    bad = [n for n, v in worst.items() if not v < limits.get(n, 6e-2)]
+    print("wrong: " + ", ".join(bad) if bad else "all right")
+    if options.checks_only:
+        sys.exit(bool(bad))
+    for quantize in options.quantize.split(","):
+        llm = LLM(
+            options.model,
+            device="cuda",
+            dtype="bfloat16",
+            quantize=None if quantize == "none" else quantize,
+            cache_tokens=65536,
+        )
+        for tokens in map(int, options.tokens.split(",")):
+            line = {"quantize": quantize, "tokens": tokens}
+            print(json.dumps(line | times(llm, tokens, options.window, options.prefix)), flush=True)
+        del llm
+        torch.cuda.empty_cache()
+    sys.exit(bool(bad))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,373 @@
+"""A step on fused kernels and CUDA graphs: what a round costs is the matrix products.
+
+A round is one copy of integers to the device, one graph replay and one small copy back. Graphs are
+kept by the size of the batch, rounded up; what is rounded up is padding that no tile of the
+attention covers and no statistic is read from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lopa.config import DecodeConfig
+from lopa.engine.batch import Batch
+from lopa.engine.kernels import pointwise
+from lopa.engine.kernels.attention import TILE, Rows, attend, most_tiles
+from lopa.engine.kernels.confidence import RANKINGS, confidence
+from lopa.engine.kernels.moves import gather, settle
+from lopa.engine.pages import PAGE, Pages, pages_for
+from lopa.engine.quantize import QuantizedLinear
+from lopa.engine.scaled import Scaled
+from lopa.engine.step import Found, Step
+from lopa.models.transformer import Layer, Transformer, rope
+from lopa.sequence import IntArray
+
+_MOST_GRAPHS = 96
+_SLOTS = 256  # to begin with
+_WAVES = 264  # programs that fill the device about twice
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a graph is made for: at most so many tokens, rows, tiles and wanted positions."""
+
+    tokens: int
+    rows: int
+    tiles: int
+    wanted: int  # 0: statistics are made outside
+
+
+@dataclass(slots=True)
+class _Inputs:
+    """One buffer of integers, cut into the arrays of a batch; the same cuts on host and device."""
+
+    tokens: Tensor
+    positions: Tensor
+    rows: Rows  # all but the table
+    wanted_from: Tensor
+    temperature: Tensor  # fp32
+    settings: Tensor  # [N, 4] int64
+
+
+@dataclass(slots=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    on_host: Tensor  # pinned; the device's copy is read when a replay begins
+    on_device: Tensor
+    out: Tensor  # [3, N] int32: token, and the bits of max_prob and ranking
+    out_host: Tensor
+
+
+class FusedStep(Step):
+    def __init__(self, model: Transformer, pages: Pages, *, graphs: bool = True) -> None:
+        super().__init__(model, pages)
+        config = model.config
+        self.graphs = graphs and self.device.type == "cuda"
+        longest = min(config.max_positions, pages.count * PAGE)
+        self.table = torch.zeros(_SLOTS, pages_for(longest), dtype=torch.int32, device=self.device)
+        self.carry = self.carry.new_zeros(_SLOTS, config.hidden_size)
+        cos, sin = rope(torch.arange(longest, device=self.device), config, self.dtype)
+        self._cos, self._sin = cos[:, 0].contiguous(), sin[:, 0].contiguous()
+        self._staged_keys = pages.keys[:, :0]
+        self._staged_values = pages.values[:, :0]
+        self._hidden_rows = self.carry[:0]
+        self._captured: dict[Sizes, _Captured] = {}
+        self._memory = torch.cuda.graph_pool_handle() if self.graphs else None
+
+    def open(self, slot: int, pages: Sequence[int]) -> None:
+        if slot >= len(self.table):
+            self.table = torch.cat([self.table, torch.zeros_like(self.table)])
+            self.carry = torch.cat([self.carry, torch.zeros_like(self.carry)])
+            self._captured.clear()
+            self.open(slot, pages)
+            return
+        self.table[slot, : len(pages)] = torch.tensor(pages, dtype=torch.int32, device=self.device)
+
+    # -- a round ------------------------------------------------------------------------------
+
+    def forward(
+        self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
+    ) -> Found:
+        fused = all(map(_fuses, configs))
+        sizes = self._sizes(batch, fused)
+        self._make_room(sizes.tokens)
+        out = self._replay(batch, configs, sizes) if self.graphs else None
+        if out is None:
+            buffer = torch.zeros(_buffer_size(sizes), dtype=torch.int32)
+            self._fill(buffer, batch, configs, sizes)
+            out = self._body(_cut(buffer.to(self.device), sizes), sizes).cpu()
+        self._hidden = self._hidden_rows
+        if not fused:
+            return self.statistics(batch, self._hidden, configs)
+        found = out.numpy()[:, : len(batch.wanted_from)]
+        return found[0].astype(np.int64), found[1].view(np.float32), found[2].view(np.float32)
+
+    def _replay(self, batch: Batch, configs: Sequence[DecodeConfig], sizes: Sizes) -> Tensor:
+        if sizes not in self._captured:
+            self._capture(sizes)
+        captured = self._captured[sizes]
+        self._fill(captured.on_host, batch, configs, sizes)
+        captured.on_device.copy_(captured.on_host, non_blocking=True)
+        began = self._clock()
+        captured.graph.replay()
+        ended = self._clock()
+        captured.out_host.copy_(captured.out, non_blocking=True)
+        torch.cuda.current_stream(self.device).synchronize()
+        if began and ended:
+            self.forward_seconds = began.elapsed_time(ended) / 1e3
+        return captured.out_host
+
+    def _clock(self) -> torch.cuda.Event | None:
+        if not self.timed:
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def commit(self, source: IntArray, place: IntArray, carries: Sequence[tuple[int, int]]) -> None:
+        moves = torch.from_numpy(np.stack([source, place]).astype(np.int32)).to(self.device)
+        keys, values = self._staged_keys, self._staged_values
+        settle(keys, values, self.pages.keys, self.pages.values, moves)
+        for token, slot in carries:
+            self.carry[slot] = self._hidden_rows[token]
+
+    def staged(self, begin: int, count: int) -> Tensor:
+        here = slice(begin, begin + count)
+        parts = self._staged_keys[:, here], self._staged_values[:, here]
+        return torch.cat([*(x.flatten() for x in parts), self._hidden_rows[here.stop - 1]])
+
+    def warm_up(self, tokens: Sequence[int]) -> None:
+        """Capture the graphs of batches of so many tokens before they are needed."""
+        for count in sorted(tokens, reverse=True):
+            sizes = self._rounded(count, 1, count)
+            self._make_room(sizes.tokens)
+            if self.graphs and sizes not in self._captured:
+                self._capture(sizes)
+
+    # -- sizes --------------------------------------------------------------------------------
+
+    def _sizes(self, batch: Batch, fused: bool) -> Sizes:
+        wanted = len(batch.wanted_from) if fused else 0
+        return self._rounded(batch.size, len(batch.row_begin), wanted)
+
+    def _rounded(self, tokens: int, rows: int, wanted: int) -> Sizes:
+        tokens = _round_up(tokens)
+        rows = next(size for size in (16, 64, 256, tokens + 256) if rows <= size)
+        if wanted:
+            half = _round_up(tokens // 2)
+            wanted = half if wanted <= half else tokens
+        group = self.model.config.heads // self.model.config.kv_heads
+        return Sizes(tokens, rows, most_tiles(tokens, rows, group), wanted)
+
+    def _make_room(self, tokens: int) -> None:
+        """Staging for so many tokens; what was captured on a smaller one is captured again."""
+        if tokens <= self._staged_keys.shape[1]:
+            return
+        config = self.model.config
+        shape = (config.layers, tokens, config.kv_heads, config.head_dim)
+        self._staged_keys = torch.empty(shape, dtype=self.dtype, device=self.device)
+        self._staged_values = torch.empty_like(self._staged_keys)
+        self._hidden_rows = self.carry.new_empty(tokens, config.hidden_size)
+        self._captured.clear()
+
+    def _capture(self, sizes: Sizes) -> None:
+        if len(self._captured) >= _MOST_GRAPHS:
+            self._captured.pop(next(iter(self._captured)))
+        buffer = torch.zeros(_buffer_size(sizes), dtype=torch.int32, device=self.device)
+        inputs = _cut(buffer, sizes)
+        inputs.rows.tile_row.fill_(-1)
+        for _ in range(2):  # kernels are compiled, libraries choose theirs
+            self._body(inputs, sizes)
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            out = self._body(inputs, sizes)
+        self._captured[sizes] = _Captured(
+            graph=graph,
+            on_host=torch.zeros(buffer.shape, dtype=torch.int32, pin_memory=True),
+            on_device=buffer,
+            out=out,
+            out_host=torch.zeros(out.shape, dtype=torch.int32, pin_memory=True),
+        )
+
+    # -- the host's side ----------------------------------------------------------------------
+
+    def _fill(
+        self, buffer: Tensor, batch: Batch, configs: Sequence[DecodeConfig], sizes: Sizes
+    ) -> None:
+        """The batch in one buffer of integers, as `_cut` reads it.
+
+        Behind what is put there, an earlier batch may be left: only tiles and settings that are not
+        in use have to say so.
+        """
+        inputs = _cut(buffer, sizes)
+
+        def put(target: Tensor, values: IntArray) -> None:
+            target.numpy()[: len(values)] = values
+
+        put(inputs.tokens, batch.tokens)
+        put(inputs.positions, batch.positions)
+        put(inputs.rows.blocks, batch.blocks)
+        put(inputs.rows.begin, batch.row_begin)
+        put(inputs.rows.length, batch.row_length)
+        put(inputs.rows.start, batch.row_start)
+        put(inputs.rows.cached, batch.row_cached)
+        put(inputs.rows.slot, batch.row_slot)
+        group = self.model.config.heads // self.model.config.kv_heads
+        tiles = -(-batch.row_length * group // TILE)  # [R]
+        row = np.repeat(np.arange(len(tiles)), tiles)
+        inputs.rows.tile_row.fill_(-1)
+        put(inputs.rows.tile_row, row)
+        first = np.cumsum(tiles) - tiles
+        put(inputs.rows.tile_at, (np.arange(len(row)) - first[row]) * TILE)
+        if sizes.wanted:
+            put(inputs.wanted_from, batch.wanted_from)
+            count = len(batch.wanted_from)
+            settings = inputs.settings.numpy()
+            settings[count:, 3] = -1
+            settings[:count, 0] = batch.wanted_position
+            settings[:count, 1] = batch.wanted_round
+            settings[:count, 2] = np.repeat([c.seed for c in configs], batch.wanted_counts)
+            kinds = [RANKINGS[c.ranking] for c in configs]
+            settings[:count, 3] = np.repeat(kinds, batch.wanted_counts)
+            heat = np.repeat([c.temperature for c in configs], batch.wanted_counts)
+            inputs.temperature.numpy()[:count] = heat
+
+    # -- the device's side --------------------------------------------------------------------
+
+    def _body(self, inputs: _Inputs, sizes: Sizes) -> Tensor:
+        keys = self._staged_keys[:, : sizes.tokens]
+        values = self._staged_values[:, : sizes.tokens]
+
+        def place(layer: int) -> tuple[Tensor, Tensor]:
+            return keys[layer], values[layer]
+
+        rows = inputs.rows._replace(table=self.table)
+        *_, hidden = self._fused_layers(inputs.tokens, inputs.positions, rows, place)
+        self._hidden_rows[: sizes.tokens] = hidden
+        out = torch.empty(3, sizes.wanted, dtype=torch.int32, device=self.device)
+        if sizes.wanted:
+            wanted = gather(self._hidden_rows, self.carry, inputs.wanted_from)
+            mask = self.model.config.mask_id
+            logits = self.model.logits(wanted)
+            confidence(logits, inputs.settings, inputs.temperature, mask, out)
+        return out
+
+    def _layers(
+        self,
+        batch: Batch,
+        tables: Sequence[IntArray],
+        keep: Callable[[int, Tensor, Tensor], None],
+    ) -> Iterator[Tensor]:
+        """For a long prompt: no graph, no staging, one layer at a time."""
+        config = self.model.config
+        sizes = self._rounded(batch.size, len(batch.row_begin), 0)
+        buffer = torch.zeros(_buffer_size(sizes), dtype=torch.int32)
+        self._fill(buffer, batch, [], sizes)
+        inputs = _cut(buffer.to(self.device), sizes)
+        shape = (sizes.tokens, config.kv_heads, config.head_dim)
+        keys, values = torch.empty(2, *shape, dtype=self.dtype, device=self.device)
+        rows = inputs.rows._replace(table=self.table)
+        stream = self._fused_layers(
+            inputs.tokens, inputs.positions, rows, lambda layer: (keys, values)
+        )
+        for layer in range(config.layers):
+            x = next(stream)
+            keep(layer, keys, values)
+            yield x
+        yield next(stream)
+
+    def _fused_layers(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        rows: Rows,
+        place: Callable[[int], tuple[Tensor, Tensor]],
+    ) -> Iterator[Tensor]:
+        """The residual stream after each layer, and at last the normed hidden states."""
+        config = self.model.config
+        count = len(tokens)
+        heads, dim = config.heads, config.head_dim
+        programs = max(1, count * heads // TILE)
+        splits = max(1, min(8, _WAVES // programs))
+        cos, sin = self._cos[positions], self._sin[positions]
+        x = self.model.embedding(tokens)
+        layers: list[Layer] = list(self.model.layers)  # type: ignore[arg-type]
+        h = _normed(x, None, layers[0].attention_norm, layers[0].attention.qkv)
+        for index, layer in enumerate(layers):
+            attention, feed_forward = layer.attention, layer.feed_forward
+            qkv = attention.qkv(h)
+            keys, values = place(index)
+            weights = None
+            if config.qk_norm:
+                weights = attention.q_norm.weight, attention.k_norm.weight
+            pointwise.rotate(qkv, cos, sin, weights, config.norm_eps, keys, values, heads)
+            mixed = attend(
+                qkv.view(count, -1, dim)[:, :heads],
+                keys,
+                values,
+                self.pages.keys[index],
+                self.pages.values[index],
+                rows,
+                splits=splits,
+            ).view(count, heads * dim)
+            kind = _kind(attention.out)
+            out = attention.out(pointwise.quantise(mixed, kind) if kind else mixed)
+            h = _normed(x, out, layer.feed_forward_norm, feed_forward.gate_up)
+            active = pointwise.activate(feed_forward.gate_up(h), _kind(feed_forward.down))
+            out = feed_forward.down(active)
+            if index + 1 < len(layers):
+                following = layers[index + 1]
+                h = _normed(x, out, following.attention_norm, following.attention.qkv)
+            else:
+                h = _normed(x, out, self.model.norm, None)
+            yield x
+        assert isinstance(h, Tensor)
+        yield h
+
+
+def _normed(x: Tensor, delta: Tensor | None, norm: torch.nn.Module, to: object) -> Tensor | Scaled:
+    return pointwise.norm(x, delta, norm.weight, norm.eps, _kind(to))  # type: ignore[arg-type]
+
+
+def _kind(linear: object) -> torch.dtype | None:
+    return linear.kind if isinstance(linear, QuantizedLinear) else None
+
+
+def _fuses(config: DecodeConfig) -> bool:
+    """What the confidence kernel does not do goes through `lopa.engine.statistics`."""
+    return config.top_p == 1.0 and config.top_k == 0 and config.decoder != "fast-dllm"
+
+
+def _round_up(tokens: int) -> int:
+    step = 32 if tokens <= 256 else 64 if tokens <= 1024 else 256
+    return max(32, -(-tokens // step) * step)
+
+
+def _lengths(sizes: Sizes) -> list[int]:
+    """int64 settings first, so that they are aligned."""
+    tokens, rows, tiles, wanted = sizes.tokens, sizes.rows, sizes.tiles, sizes.wanted
+    return [8 * wanted, *[tokens] * 3, *[tiles] * 2, *[rows] * 5, *[wanted] * 2]
+
+
+def _buffer_size(sizes: Sizes) -> int:
+    return sum(_lengths(sizes))
+
+
+def _cut(buffer: Tensor, sizes: Sizes) -> _Inputs:
+    parts = torch.split(buffer, _lengths(sizes))
+    settings, tokens, positions, blocks, tile_row, tile_at = parts[:6]
+    begin, length, start, cached, slot, wanted_from, temperature = parts[6:]
+    return _Inputs(
+        tokens=tokens,
+        positions=positions,
+        rows=Rows(tile_row, tile_at, begin, length, start, cached, slot, blocks, buffer[:0]),
+        wanted_from=wanted_from,
+        temperature=temperature.view(torch.float32),
+        settings=settings.view(torch.int64).view(-1, 4),
+    )

@@ -1,0 +1,251 @@
+"""Attention of a flat batch over pages: every row sees its sequence's pages and its own window.
+
+The queries of a row and of one key head, L · group of them, are one axis that is cut into tiles, so
+any group size fills the matrix units. A tile goes over the pages through the page table, then over
+its row's window, with a running softmax. With few tiles the keys are split over several programs,
+whose parts a second kernel merges by their log-sum-exp.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lopa.engine.pages import PAGE
+
+TILE = 64  # folded queries a program
+
+
+class Rows(NamedTuple):
+    """The rows of a batch on the device; all int32. A tile whose row is −1 does nothing."""
+
+    tile_row: Tensor  # [tiles] its row
+    tile_at: Tensor  # [tiles] its first folded query
+    begin: Tensor  # [R] first token
+    length: Tensor  # [R]
+    start: Tensor  # [R] position of the first token
+    cached: Tensor  # [R]
+    slot: Tensor  # [R]
+    blocks: Tensor  # [T]
+    table: Tensor  # [slots, most pages a slot] pages of each slot
+
+
+@triton.jit
+def _scores_step(q, keys, values, seen, scale, best, total, mixed, PRECISE: tl.constexpr):
+    """One tile of keys of the running softmax: keys, values [KEYS, D], seen [TILE, KEYS]."""
+    if PRECISE:
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+    else:
+        scores = tl.dot(q, tl.trans(keys))
+    scores = tl.where(seen, scores * scale, -float("inf"))
+    new = tl.maximum(best, tl.max(scores, 1))
+    safe = tl.where(new == -float("inf"), 0.0, new)  # nothing seen yet
+    weights = tl.exp2(scores - safe[:, None])
+    rescale = tl.exp2(best - safe)
+    total = total * rescale + tl.sum(weights, 1)
+    mixed = mixed * rescale[:, None]
+    if PRECISE:
+        mixed += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+    else:
+        mixed += tl.dot(weights.to(values.dtype), values)
+    return new, total, mixed
+
+
+@triton.jit
+def _attend(
+    q,  # [T, heads, D], token stride given
+    k,  # [T, kv_heads, D], token stride given
+    v,
+    pool_k,  # [S, kv_heads, D]
+    pool_v,
+    out,  # [T, heads, D], or with SPLITS > 1 [SPLITS, T, heads, D] in fp32
+    lse,  # [SPLITS, T, heads] in fp32, log2
+    tile_row,
+    tile_at,
+    row_begin,
+    row_length,
+    row_start,
+    row_cached,
+    row_slot,
+    blocks,
+    table,
+    table_width,
+    tokens,
+    scale,  # of the scores, log2(e) included
+    q_stride,
+    k_stride,
+    v_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PRECISE: tl.constexpr,
+):
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    row = tl.load(tile_row + tl.program_id(0))
+    if row < 0:
+        return
+    head = tl.program_id(1)
+    split = tl.program_id(2)
+    begin = tl.load(row_begin + row)
+    length = tl.load(row_length + row)
+    start = tl.load(row_start + row)
+    cached = tl.load(row_cached + row)
+    pages = table + tl.load(row_slot + row) * table_width
+
+    dims = tl.arange(0, D)
+    folded = tl.load(tile_at + tl.program_id(0)) + tl.arange(0, TILE)
+    token = folded // GROUP
+    query_head = head * GROUP + folded % GROUP
+    live = token < length
+    flat = (begin + token).to(tl.int64)
+    queries = tl.load(
+        q + flat[:, None] * q_stride + query_head[:, None] * D + dims[None, :],
+        mask=live[:, None],
+        other=0.0,
+    )
+    own_block = tl.load(blocks + flat, mask=live, other=0)
+
+    best = tl.full([TILE], -float("inf"), tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    mixed = tl.zeros([TILE, D], tl.float32)
+
+    # The pages: this split's share of them, the window's own positions left out.
+    share = tl.cdiv(tl.cdiv(cached, KEYS), SPLITS) * KEYS
+    first = split * share
+    for at in range(first, tl.minimum(first + share, cached), KEYS):
+        position = at + tl.arange(0, KEYS)
+        there = position < cached
+        page = tl.load(pages + position // PAGE, mask=there, other=0)
+        place = (page * PAGE + position % PAGE).to(tl.int64)
+        offsets = place[:, None] * (KV_HEADS * D) + head * D + dims[None, :]
+        keys = tl.load(pool_k + offsets, mask=there[:, None], other=0.0)
+        values = tl.load(pool_v + offsets, mask=there[:, None], other=0.0)
+        seen = there & ((position < start) | (position >= start + length))
+        best, total, mixed = _scores_step(
+            queries, keys, values, live[:, None] & seen[None, :], scale, best, total, mixed, PRECISE
+        )
+    # The window, by the last split.
+    window = tl.where(split == SPLITS - 1, length, 0)
+    for at in range(0, window, KEYS):
+        column = at + tl.arange(0, KEYS)
+        there = column < length
+        where = (begin + column).to(tl.int64)
+        keys = tl.load(
+            k + where[:, None] * k_stride + head * D + dims[None, :], mask=there[:, None], other=0.0
+        )
+        values = tl.load(
+            v + where[:, None] * v_stride + head * D + dims[None, :], mask=there[:, None], other=0.0
+        )
+        block = tl.load(blocks + where, mask=there, other=0)
+        seen = there[None, :] & live[:, None] & (block[None, :] <= own_block[:, None])
+        best, total, mixed = _scores_step(
+            queries, keys, values, seen, scale, best, total, mixed, PRECISE
+        )
+
+    result = mixed / tl.where(total > 0, total, 1.0)[:, None]
+    place = (split.to(tl.int64) * tokens + flat) * HEADS + query_head
+    tl.store(
+        out + place[:, None] * D + dims[None, :],
+        result.to(out.dtype.element_ty),
+        mask=live[:, None],
+    )
+    if SPLITS > 1:
+        level = tl.where(total > 0, best + tl.log2(tl.where(total > 0, total, 1.0)), -float("inf"))
+        tl.store(lse + place, level, mask=live)
+
+
+@triton.jit
+def _merge(parts, lse, out, count, D: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr):
+    """parts [SPLITS, count, D] in fp32 → out [count, D]; count = T · heads."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    live = row < count
+    dims = tl.arange(0, D)
+    best = tl.full([ROWS], -float("inf"), tl.float32)
+    for split in tl.static_range(SPLITS):
+        level = tl.load(lse + split * count + row, mask=live, other=0.0)
+        best = tl.maximum(best, level)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, D], tl.float32)
+    for split in tl.static_range(SPLITS):
+        level = tl.load(lse + split * count + row, mask=live, other=0.0)
+        weight = tl.exp2(level - best)
+        part = tl.load(
+            parts + (split * count + row).to(tl.int64)[:, None] * D + dims[None, :],
+            mask=live[:, None],
+            other=0.0,
+        )
+        total += weight
+        mixed += part * weight[:, None]
+    mixed = mixed / total[:, None]
+    tl.store(
+        out + row.to(tl.int64)[:, None] * D + dims[None, :],
+        mixed.to(out.dtype.element_ty),
+        mask=live[:, None],
+    )
+
+
+def attend(
+    q: Tensor,  # [T, heads, D]
+    k: Tensor,  # [T, kv_heads, D]
+    v: Tensor,
+    pool_k: Tensor,  # [S, kv_heads, D], contiguous
+    pool_v: Tensor,
+    rows: Rows,
+    *,
+    splits: int = 1,
+) -> Tensor:
+    """[T, heads, D]. Tokens that no tile covers (padding) are left unwritten."""
+    tokens, heads, dim = q.shape
+    kv_heads = k.shape[1]
+    if q.stride()[1:] != (dim, 1) or k.stride()[1:] != (dim, 1) or v.stride()[1:] != (dim, 1):
+        raise ValueError("the heads of a token must lie side by side")
+    out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
+    parts, lse = out, out
+    if splits > 1:
+        parts = torch.empty(splits, tokens, heads, dim, dtype=torch.float32, device=q.device)
+        lse = torch.empty(splits, tokens, heads, dtype=torch.float32, device=q.device)
+    _attend[(len(rows.tile_row), kv_heads, splits)](
+        q,
+        k,
+        v,
+        pool_k,
+        pool_v,
+        parts,
+        lse,
+        *rows[:7],
+        rows.blocks,
+        rows.table,
+        rows.table.shape[1],
+        tokens,
+        dim**-0.5 * 1.4426950408889634,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        D=dim,
+        PAGE=PAGE,
+        TILE=TILE,
+        KEYS=64,
+        SPLITS=splits,
+        PRECISE=q.dtype == torch.float32,
+        num_warps=4,
+        num_stages=3 if q.dtype != torch.float32 else 1,
+    )
+    if splits > 1:
+        count = tokens * heads
+        _merge[(triton.cdiv(count, 8),)](parts, lse, out, count, D=dim, SPLITS=splits, ROWS=8)
+    return out
+
+
+def most_tiles(tokens: int, rows: int, group: int) -> int:
+    """Tiles that a batch of so many tokens and rows can need."""
+    return triton.cdiv(tokens * group, TILE) + rows

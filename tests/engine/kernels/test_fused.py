@@ -1,0 +1,81 @@
+"""The fused step against the plain one: whole decodes, in Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import goldens
+from lopa import LLM, DecodeConfig
+from lopa.engine.engine import Engine
+from lopa.engine.fused import FusedStep
+from lopa.engine.paged import PagedRunner
+from lopa.engine.quantize import quantize
+
+
+@pytest.fixture(autouse=True)
+def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs them one by one."""
+    monkeypatch.setattr("lopa.engine.fused._WAVES", 1)
+
+
+def load(name: str) -> LLM:
+    return LLM(goldens.MODELS / name, dtype="float32", device="cpu", mask_token_id=198)
+
+
+def compare(llm: LLM, prompts: list[list[int]], config: DecodeConfig, **runner: Any) -> None:
+    plain = llm.generate(prompts, config)
+    fused = PagedRunner(llm.model, 2048, step=FusedStep, **runner)
+    llm.runner = fused
+    engine = Engine(fused)
+    sessions = [llm.session(prompt, config) for prompt in prompts]
+    assert len(list(engine.run(iter(sessions)))) == len(prompts)
+    for session, expected in zip(sessions, plain, strict=True):
+        assert session.output is not None
+        assert session.output.token_ids == expected.token_ids
+        pairs = zip(session.output.trace.rounds, expected.trace.rounds, strict=True)
+        for ours, theirs in pairs:
+            assert ours.winner == theirs.winner
+            scores = [[b.score for b in record.branches] for record in (ours, theirs)]
+            np.testing.assert_allclose(*scores, atol=1e-4)
+    fused.prefixes.clear()
+    assert fused.pages.free == fused.pages.count
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("dream_0", {"branches": 2, "attention": "full"}),
+        ("dream_0", {"branches": 2, "attention": "block", "temperature": 0.8}),
+        ("llada_a", {"branches": 1, "attention": "full", "ranking": "margin"}),
+        ("sdar_a", {"branches": 1, "attention": "block"}),
+    ],
+)
+def test_decodes_the_same(name: str, options: dict[str, Any]) -> None:
+    llm = load(name)
+    size = llm.config.trained_block or 8
+    config = llm.decode_config(
+        decoder="lopa", block_size=size, max_new_tokens=size, max_rounds=4, **options
+    )
+    compare(llm, [[5, 6, 7], [9] * 13], config)
+
+
+def test_what_the_kernel_does_not_do_is_done_outside() -> None:
+    config = DecodeConfig(
+        branches=1, block_size=8, max_new_tokens=8, temperature=0.7, top_p=0.9, max_rounds=3
+    )
+    compare(load("dream_0"), [[5, 6, 7]], config)
+
+
+def test_a_long_prompt() -> None:
+    config = DecodeConfig(branches=1, block_size=8, max_new_tokens=8, max_rounds=3)
+    compare(load("dream_0"), [[5, 6] * 12, [7, 8, 9]], config, prefill_tokens=12)
+
+
+def test_int8() -> None:
+    llm = load("dream_0")
+    quantize(llm.model, "int8")
+    config = DecodeConfig(branches=1, block_size=8, max_new_tokens=8, max_rounds=3)
+    compare(llm, [[5, 6, 7]], config)
