@@ -103,6 +103,7 @@ TensorParallelOption = Annotated[
 RankTimeoutOption = Annotated[
     float | None,
     typer.Option(
+        min=0.1,
         metavar="SECONDS",
         help=f"A rank silent, or at one thing, for longer is lost (default: {RANK_TIMEOUT:g}).",
         rich_help_panel="Devices",

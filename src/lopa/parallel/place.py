@@ -81,14 +81,16 @@ def join(
     )
 
 
-def loopback() -> str:
-    """The name of the interface that reaches this machine alone."""
+def stay_here() -> None:
+    """Have gloo use the interface that reaches this machine alone, unless told otherwise."""
     names = {name for _, name in socket.if_nameindex()}
-    return next((name for name in ("lo", "lo0") if name in names), "")
+    for name in ("lo", "lo0"):
+        if name in names:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def _met(rank: int) -> Any:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
+    stay_here()
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if rank == 0:
         return meeting_place(

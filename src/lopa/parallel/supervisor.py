@@ -120,10 +120,10 @@ class Supervisor(Engine):
         self._answers: dict[int, LopaError | None] = {}
         self._processes: list[_Process] = []
         self._failures: list[int | None] = []  # ranks to blame since the last round
-        self._progress = time.monotonic()
+        self._proven = False  # this group has finished a round
+        self._listened = time.monotonic()
         self._nursery: Nursery | None = None
         self._store: Any = None
-        self._open = True
         try:
             self._start_or_retry()
         except BaseException:
@@ -138,6 +138,8 @@ class Supervisor(Engine):
 
     def add(self, session: Session) -> None:
         self._check(session.capacity)
+        if not self.busy:  # ranks say nothing while they are idle
+            self._hear_afresh()
         number = self._next
         self._next += 1
         self._sessions[number], self._numbers[id(session)] = session, number
@@ -166,7 +168,6 @@ class Supervisor(Engine):
 
     def close(self) -> None:
         """Drop every session and end every process; safe to call twice."""
-        self._open = False
         for session in list(self._sessions.values()):
             self._forget(self._numbers[id(session)])
             session.close()
@@ -252,11 +253,11 @@ class Supervisor(Engine):
 
     def _listen(self) -> None:
         """Wait for a sign of life from any rank, and take in what it says."""
-        now = time.monotonic()
-        if now - self._progress > self._timeout:  # nobody listened: what is there counts as fresh
-            for process in self._processes:
-                process.heard = now
-        self._progress = now
+        if not self._processes:
+            raise _LostError(None, "it has ended")
+        if time.monotonic() - self._listened > self._timeout / 4:  # what is there counts as fresh
+            self._hear_afresh()
+        self._listened = time.monotonic()
         for process in self._readable(self._timeout / 20):
             try:
                 messages = process.channel.waiting()
@@ -266,6 +267,10 @@ class Supervisor(Engine):
             for message in messages:
                 self._hear(process, message)
         self._find_silent()
+
+    def _hear_afresh(self) -> None:
+        for process in self._processes:
+            process.heard = time.monotonic()
 
     def _readable(self, seconds: float) -> Iterator[_Process]:
         with selectors.DefaultSelector() as selector:
@@ -278,21 +283,26 @@ class Supervisor(Engine):
         kind, *rest = message
         if kind == "beat":
             process.phase, seconds = rest
-            limit = self._timeout * (1.0 if process.ready else _LOADING)
+            # Reading the weights takes long, and so may a first forward, which compiles kernels.
+            limit = self._timeout * (1.0 if self._proven else _LOADING)
             # Waiting for the others is no fault of its own, unless it never ends.
             late = 0.8 * limit if process.phase != "waiting" else 1.5 * limit
-            if process.phase not in ("idle", "telling") and seconds > late:
+            if process.phase != "idle" and seconds > late:
                 at = f"it has been at {process.phase} for {seconds:.1f} s"
                 raise _LostError(process.rank, at)
         elif kind == "round":
             self._told.append((rest[0], rest[1]))
+            self._proven = True
         elif kind == "ready":
             process.ready, process.phase = True, "idle"
         elif kind == "checked":
             self._answers[rest[0]] = rest[1]
-        elif kind == "error":
+        elif kind == "error":  # of the request or the model: another group would fail likewise
+            self._end_processes()
             raise rest[0]
-        elif kind == "lost":
+        elif kind == "failed":
+            raise _LostError(process.rank, rest[0])
+        elif kind == "lost":  # because of another
             raise _LostError(None, rest[0])
 
     def _find_silent(self) -> None:
@@ -364,6 +374,7 @@ class Supervisor(Engine):
             if self._nursery is not None:
                 self._nursery.close()
             self._nursery = Nursery()
+        self._proven, self._fits = False, 0
         self._store = meeting_place("127.0.0.1", 0, is_master=True)
         common = {
             "model": self._model,

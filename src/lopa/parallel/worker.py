@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from lopa.errors import LopaError
 from lopa.parallel.branch import BranchParallel
 from lopa.parallel.channel import Channel
 from lopa.parallel.mesh import Mesh, RankError, meeting_place
-from lopa.parallel.place import loopback, settle
+from lopa.parallel.place import settle, stay_here
 from lopa.parallel.rank import RankLLM, RankSession
 from lopa.sequence import Plan, Stats
 
@@ -115,6 +116,25 @@ class _Ear(threading.Thread):
             self.channel.send("checked", number, None)
 
 
+class _Voice(threading.Thread):
+    """Says things in their order, and lets nobody wait for a supervisor that does not listen."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(daemon=True)
+        self.channel = channel
+        self.queue: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
+
+    def say(self, *message: Any) -> None:
+        self.queue.put(message)
+
+    def run(self) -> None:
+        while True:
+            try:
+                self.channel.send(*self.queue.get())
+            except OSError:
+                os._exit(0)
+
+
 class _Pulse(threading.Thread):
     """Says, every little while, what this rank is at and for how long. Silent while it is idle."""
 
@@ -142,26 +162,27 @@ def main(orders: dict[str, Any], end: socket.socket) -> None:
     pulse.start()
     ear = _Ear(channel)
     ear.start()
+    voice = _Voice(channel)
+    voice.start()
     try:
         llm = _join(orders)
         ear.llm = llm
         pulse.enter("idle")
-        channel.send("ready", llm.mesh.rank)
-        _serve(llm, ear, pulse, channel)
+        voice.say("ready", llm.mesh.rank)
+        _serve(llm, ear, pulse, voice)
     except RankError as error:
-        channel.send("lost", str(error))
-        time.sleep(60)  # the supervisor finds out who is to blame, and ends the others
+        voice.say("lost", str(error))
     except LopaError as error:
-        channel.send("error", error)
-        time.sleep(60)
+        voice.say("error", error)
     except Exception as error:
         traceback.print_exc()
-        channel.send("lost", f"{type(error).__name__}: {error}")
-        time.sleep(60)
+        voice.say("failed", f"{type(error).__name__}: {error}")
+    pulse.enter("idle")
+    threading.Event().wait()  # the supervisor finds out who is to blame, and ends the others
 
 
 def _join(orders: dict[str, Any]) -> RankLLM:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
+    stay_here()
     device = settle(orders["place"])
     mesh = Mesh.join(
         orders["rank"],
@@ -176,7 +197,7 @@ def _join(orders: dict[str, Any]) -> RankLLM:
     return RankLLM(orders["model"], mesh=mesh, runner=_Listening, **orders["options"])
 
 
-def _serve(llm: RankLLM, ear: _Ear, pulse: _Pulse, channel: Channel) -> None:
+def _serve(llm: RankLLM, ear: _Ear, pulse: _Pulse, voice: _Voice) -> None:
     runner = llm.runner
     assert isinstance(runner, _Listening)
     runner.heard = lambda: len(ear.commands)
@@ -189,22 +210,18 @@ def _serve(llm: RankLLM, ear: _Ear, pulse: _Pulse, channel: Channel) -> None:
             if not engine.busy:  # so is every rank: all wait for the same command
                 pulse.enter("idle")
             _carry_out(ear.command(done), llm, engine, sessions)
+            ear.commands[done] = ()  # only how many there were is needed from now on
             done += 1
         pulse.enter("host")
         events = engine.step()
         if llm.mesh.rank == 0:
-            pulse.enter("telling")
-            channel.send("round", _told(runner, sessions, events), _numbers(sessions, engine))
+            voice.say("round", _told(runner, events), _numbers(sessions, engine))
         for session, event in events:
             if event.output is not None:
                 del sessions[session.number]  # type: ignore[attr-defined]
 
 
-def _told(
-    runner: _Listening,
-    sessions: dict[int, RankSession],
-    events: Sequence[tuple[Session, Event]],
-) -> list[Told]:
+def _told(runner: _Listening, events: Sequence[tuple[Session, Event]]) -> list[Told]:
     found = {slot: (plan, stats) for slot, plan, stats in runner.last}
     told = []
     for session, event in events:
