@@ -52,12 +52,10 @@ class Ranks:
         return [answers[rank] for rank in range(world)]
 
     def close(self) -> None:
-        for pipe in self._pipes:
-            with suppress(OSError):
-                pipe.send(None)
-        for process in self._processes:
-            process.join(10)
-            process.kill()
+        for process, pipe in zip(self._processes, self._pipes, strict=True):
+            process.kill()  # they have answered, and hold nothing
+            process.join()
+            pipe.close()
 
 
 def _serve(rank: int, pipe: Connection) -> None:

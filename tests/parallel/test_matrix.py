@@ -14,7 +14,7 @@ pytestmark = pytest.mark.parallel
 
 DEGREES = [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2)]  # branch × tensor
 # More rows than ranks, fewer, and a number that no group divides.
-BUILT_IN = [(7, "full", {}), (7, "block", {}), (1, "full", {}), (2, "block", {"temperature": 0.8})]
+BUILT_IN = [(7, "full", {}), (2, "block", {}), (1, "full", {"temperature": 0.8})]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def built_in() -> list[cases.Request]:
         cases.Request(
             "tiny",
             tuple(encode(generate("words", seed=index, split="eval").prompt)),
-            DecodeConfig(branches=k, attention=attention, max_new_tokens=64, **more),  # type: ignore[arg-type]
+            DecodeConfig(branches=k, attention=attention, max_new_tokens=48, block_size=16, **more),  # type: ignore[arg-type]
         )
         for index, (k, attention, more) in enumerate(BUILT_IN)
     ]
@@ -71,23 +71,22 @@ def test_many_at_once(four: Ranks, branches: int, tensors: int) -> None:
         assert found == [expected] * (branches * tensors)
 
 
-@pytest.mark.parametrize("tensors", [2, 3, 4])
+@pytest.mark.parametrize("tensors", [2, 3])
 def test_statistics_of_a_cut_vocabulary(four: Ranks, tensors: int) -> None:
-    for seed in (0, 1):
-        found = four.run(cases.statistics_of_parts, seed, branches=1, tensors=tensors)
-        assert found == [[]] * tensors
+    found = four.run(cases.statistics_of_parts, tensors, branches=1, tensors=tensors)
+    assert found == [[]] * tensors
 
 
 def test_other_families_cut(four: Ranks) -> None:
     """Norms of queries and keys, a tied or separate head, blocks counted from 0."""
     requests = []
     for name in ("llada_a", "sdar_a", "fastdllm2_a"):
-        llm = LLM(goldens.MODELS / name, device="cpu", dtype="float32")
+        options = (("mask_token_id", 198), ("eos_token_id", 199))
+        llm = LLM(goldens.MODELS / name, device="cpu", dtype="float32", **dict(options))
         size = llm.config.trained_block or 8
         config = llm.decode_config(max_new_tokens=4 * size)
-        requests.append(
-            cases.Request(str(goldens.MODELS / name), tuple(range(2, 2 + 2 * size)), config)
-        )
+        prompt = tuple(range(2, 2 + 2 * size))
+        requests.append(cases.Request(str(goldens.MODELS / name), prompt, config, options))
     expected = [cases.alone(request) for request in requests]
     for branches, tensors in ((2, 1), (1, 2), (2, 2)):
         found = four.run(cases.decode, requests, branches=branches, tensors=tensors)
@@ -100,8 +99,8 @@ def test_quantised(four: Ranks) -> None:
     request = cases.Request(str(cases.DREAM), tuple(range(3, 20)), config, (("quantize", "int8"),))
     assert four.run(cases.decode, [request], branches=2) == [[cases.alone(request)]] * 2
     for branches, tensors in ((1, 2), (2, 2)):
-        apart = four.run(cases.quantised, "tiny", branches=branches, tensors=tensors)
-        assert max(apart) < 0.05
+        for whole, parts in four.run(cases.quantised, "tiny", branches=branches, tensors=tensors):
+            assert 0 < parts < 1.5 * whole
 
 
 def test_a_rank_that_went_astray_is_named(four: Ranks) -> None:
