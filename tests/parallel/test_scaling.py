@@ -72,11 +72,15 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rounds.json"
     file.write_text(json.dumps(measured()))
     assert main(["bench", "scaling", str(file)]) == 0
-    assert "modelled" in capsys.readouterr().out
+    assert "measured" in capsys.readouterr().out
     assert main(["bench", "scaling", str(file), "--json", "--tpf", "5"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["tpf"] == 5
     assert sum(p["measured"] for p in found["points"]) == 1
+    picture = tmp_path / "scaling.png"
+    pytest.importorskip("matplotlib")
+    assert main(["bench", "scaling", str(file), "--picture", str(picture)]) == 0
+    assert picture.stat().st_size > 10_000
     file.write_text("{}")
     assert main(["bench", "scaling", str(file)]) == 2
     assert "is not what `lopa bench round --json` prints" in capsys.readouterr().err

@@ -10,7 +10,8 @@ from lopa.errors import LopaError
 from lopa.parallel.scaling import PAPER, PAPER_TPF, Point
 
 
-def draw(points: Sequence[Point], title: str, tpf: float, path: Path) -> None:
+def draw(points: Sequence[Point], title: str, tpf: float, path: Path, paper: bool) -> None:
+    """paper: with its points, which are of a 7B model on H200s."""
     try:
         import matplotlib
 
@@ -23,10 +24,11 @@ def draw(points: Sequence[Point], title: str, tpf: float, path: Path) -> None:
         line = [p for p in points if p.tensor_parallel == tensors]
         _line(left, [(p.branch_parallel, p.round_ms, p.measured) for p in line], f"TP {tensors}")
         _line(right, [(p.devices, p.tokens_per_second, p.measured) for p in line], f"TP {tensors}")
-    branches, speed, _ = PAPER[-1]
-    left.plot([branches], [1e3 * PAPER_TPF / speed], "k*", markersize=11, label="paper, BP8")
-    for branches, low, high in PAPER:
-        label = f"paper, BP{branches} (MBPP)"
+    if paper:
+        branches, speed, _ = PAPER[-1]
+        left.plot([branches], [1e3 * PAPER_TPF / speed], "k*", markersize=11, label="paper, BP8")
+    for branches, low, high in PAPER if paper else ():
+        label = f"paper, BP{branches}, MBPP" + (", its own TPF" if branches != 8 else "")
         right.errorbar(
             [branches],
             [(low + high) / 2],

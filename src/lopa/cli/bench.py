@@ -289,9 +289,9 @@ def bench_scaling(
             [
                 (
                     f"{p.branch_parallel} × {p.tensor_parallel}",
-                    "measured" if p.measured else "modelled",
-                    f"{p.round_ms:.2f}",
-                    f"{p.forward_ms:.2f}",
+                    "measured" if p.measured else "model",
+                    f"{p.round_ms:.1f}",
+                    f"{p.forward_ms:.1f}",
                     f"{p.gather_ms:.2f}",
                     f"{p.commit_ms:.3f}",
                     f"{p.reduce_ms:.2f}",
@@ -306,7 +306,8 @@ def bench_scaling(
 
         host_ = found["host"]
         title = f"{host_['model']}, {host_['device']}, {host_['dtype']}, k = {branches}"
-        draw(points, f"{title}, window {window}", tokens, picture)
+        large = model.config.parameters > 5e9
+        draw(points, f"{title}, window {window}", tokens, picture, paper=large)
 
 
 def _be_ranks(context: typer.Context, devices: Devices, always: bool = False) -> None:
