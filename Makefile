@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BROWSER_READY := $(VENV)/.browser-ready
 
-.PHONY: run test test-engine test-browser screenshots test-serving-soak test-ray lint audit clean
+.PHONY: run test test-engine test-parallel test-faults test-browser screenshots
+.PHONY: test-serving-soak test-ray lint audit clean
 
 run: $(READY)
 	$(BIN)/lopa race --max-new-tokens 128
@@ -40,6 +41,13 @@ audit: $(READY)
 	$(PYTHON) -m venv $(VENV)-audit
 	$(VENV)-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
 	$(VENV)-audit/bin/pip-audit --no-deps --disable-pip --progress-spinner off --requirement constraints.txt
+
+# Groups of real processes, more of them than cores: not beside other tests.
+test-parallel: $(READY)
+	$(BIN)/python -m pytest tests/parallel -m parallel --durations 0
+
+test-faults: $(READY)
+	$(BIN)/python -m pytest tests/parallel -m faults --durations 0
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -21,6 +21,7 @@ CacheName = Literal["none", "prefix", "dual"]
 OrderName = Literal["confidence", "sequential"]
 
 MAX_BRANCHES = 128
+RANK_TIMEOUT = 10.0  # seconds until a rank that says nothing counts as lost
 
 # Stands for "the decoder's own default", which `DecodeConfig` puts in its place on construction.
 _OWN: Any = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 
@@ -24,7 +26,16 @@ def available_devices() -> list[str]:
     found += [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
         found.append("mps")
+    found += [f"npu:{i}" for i in range(_npus())]
     return found
+
+
+def _npus() -> int:
+    """Ascend devices, where torch's extension for them is installed. Not verified on hardware."""
+    if find_spec("torch_npu") is None:
+        return 0
+    import_module("torch_npu")
+    return int(torch.npu.device_count())  # type: ignore[attr-defined]
 
 
 def choose_device(name: str) -> torch.device:
@@ -32,7 +43,7 @@ def choose_device(name: str) -> torch.device:
     found = available_devices()
     if name == "auto":
         return torch.device(found[1] if len(found) > 1 else "cpu")
-    wanted = "cuda:0" if name == "cuda" else "cpu" if name == "cpu:0" else name
+    wanted = {"cuda": "cuda:0", "npu": "npu:0", "cpu:0": "cpu"}.get(name, name)
     if wanted not in found:
         raise DeviceError(f"no device {name!r} here: choose from auto, {', '.join(found)}")
     return torch.device(wanted)

@@ -213,6 +213,12 @@ class PagedRunner:
         for number, winner in winners:
             self._committed(number, self._slots[number], winner)
 
+    def staging(self, tokens: int) -> Tensor:
+        """An unwritten buffer of the size that `staged` gives for so many tokens."""
+        config, pool = self.config, self.pages.keys
+        size = 2 * tokens * config.layers * config.kv_heads * config.head_dim + config.hidden_size
+        return torch.empty(size, device=pool.device, dtype=pool.dtype)
+
     @torch.inference_mode()
     def staged(self, slot: int, row: int) -> Tensor:
         """What a commit of that row of the last forward would write, in one flat buffer."""

@@ -1,0 +1,128 @@
+"""An engine whose rounds happen in other processes; `make test-faults` kills those by the dozen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import cases
+import pytest
+
+import goldens
+from lopa import DecodeConfig
+from lopa.errors import ConfigError
+from lopa.parallel.llm import ParallelLLM
+
+CASE = goldens.FOLDER / "cases" / "01_lopa_k4_b8.json"
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[ParallelLLM]:
+    request, _ = cases.golden(CASE)
+    with ParallelLLM(
+        request.model,
+        branch_parallel=2,
+        rank_timeout=3.0,
+        device="cpu",
+        dtype="float32",
+        **dict(request.options),
+    ) as found:
+        yield found
+    assert not alive(found.supervisor.pids)
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Those that still run; what has ended but was not waited for does not."""
+    running = []
+    for pid in pids:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            continue
+        running += [pid] if state != "Z" else []
+    return running
+
+
+def test_requests_outlive_the_ranks(llm: ParallelLLM) -> None:
+    """Generate, stream, run together, abort; lose a rank to SIGKILL and one to SIGSTOP."""
+    request, expected = cases.golden(CASE)
+    prompt = list(request.prompt)
+    assert llm.generate(prompt, request.config).token_ids == expected
+    for rank, how in ((0, signal.SIGKILL), (1, signal.SIGSTOP)):
+        faults = len(llm.supervisor.faults)
+        session = llm.session(prompt, request.config)
+        for _ in range(4):
+            session.step()
+        os.kill(llm.supervisor.pids[rank], how)
+        began = time.monotonic()
+        while session.step() is not None:
+            pass
+        assert session.output is not None
+        assert session.output.token_ids == expected
+        assert time.monotonic() - began < 10
+        (fault,) = llm.supervisor.faults[faults:]
+        assert fault.rank == rank
+        assert fault.noticed <= 3.0
+
+    other = DecodeConfig(
+        branches=3, attention="block", threshold=0.05, max_new_tokens=24, block_size=8
+    )
+    asked = [(prompt, request.config), (list(range(3, 20)), other), (prompt, other)]
+    alone = [
+        cases.alone(cases.Request(request.model, tuple(p), c, request.options)) for p, c in asked
+    ]
+    engine = llm.engine(max_running=2, token_budget=100)
+    sessions = [llm.session(p, c) for p, c in asked]
+    dropped = llm.session(prompt, request.config)
+    for session in (dropped, *sessions):
+        engine.add(session)
+    engine.step()
+    engine.abort(dropped)
+    assert len(engine.running) + len(engine.waiting) == 3
+    killed = False
+    while engine.busy:
+        engine.step()
+        if not killed and engine.running:
+            os.kill(llm.supervisor.pids[0], signal.SIGKILL)
+            killed = True
+    assert [s.output.token_ids for s in sessions if s.output] == alone
+    assert dropped.output is None
+
+
+def test_refusals() -> None:
+    with pytest.raises(ConfigError, match="tensor-parallel 3 cannot cut this model"):
+        ParallelLLM(cases.DREAM, tensor_parallel=3, device="cpu")
+    with pytest.raises(ConfigError, match="rank-timeout must be above 0"):
+        ParallelLLM(cases.DREAM, branch_parallel=2, rank_timeout=0, device="cpu")
+
+
+def test_no_rank_outlives_its_parent(tmp_path: Path) -> None:
+    """The parent is killed without warning while one of its ranks is stopped."""
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import os, signal, sys, time\n"
+        "from lopa.parallel.llm import ParallelLLM\n"
+        f"llm = ParallelLLM({str(cases.DREAM)!r}, branch_parallel=2, device='cpu')\n"
+        "os.kill(llm.supervisor.pids[1], signal.SIGSTOP)\n"
+        "print(*llm.supervisor.pids, llm.supervisor._nursery.process.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    shared = set(os.listdir("/dev/shm"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, env=environment
+    ) as parent:
+        assert parent.stdout is not None
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        assert len(alive(pids)) == 3
+        parent.kill()
+    until = time.monotonic() + 5
+    while alive(pids) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not alive(pids)
+    assert set(os.listdir("/dev/shm")) <= shared
