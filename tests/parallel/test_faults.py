@@ -189,6 +189,13 @@ def test_a_short_pause_is_no_fault(tmp_path: Path) -> None:
             pass
         assert session.output is not None
         assert session.output.token_ids == right
+        # Nor is it when nobody listens, in the middle of a request or between two.
+        for pause in (1, 10**9):
+            session = llm.session(prompt, config)
+            while session.step() is not None:
+                pause -= 1
+                time.sleep(1.5 * TIMEOUT if pause == 0 else 0)
+            time.sleep(0.95 * TIMEOUT)
         assert not llm.supervisor.faults
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,11 +13,17 @@ from pathlib import Path
 
 import cases
 import pytest
+import torch
 
 import goldens
 from lopa import DecodeConfig
-from lopa.errors import ConfigError
+from lopa.engine.device import choose_device
+from lopa.errors import ConfigError, DeviceError
+from lopa.parallel.channel import Channel
 from lopa.parallel.llm import ParallelLLM
+from lopa.parallel.mesh import BACKENDS, backend_for
+from lopa.parallel.place import places
+from lopa.parallel.supervisor import Supervisor, _LostError, _Process
 
 CASE = goldens.FOLDER / "cases" / "01_lopa_k4_b8.json"
 
@@ -99,6 +106,30 @@ def test_refusals() -> None:
         ParallelLLM(cases.DREAM, tensor_parallel=3, device="cpu")
     with pytest.raises(ConfigError, match="rank-timeout must be above 0"):
         ParallelLLM(cases.DREAM, branch_parallel=2, rank_timeout=0, device="cpu")
+
+
+def test_who_counts_as_too_slow() -> None:
+    """By what a rank says it is at: waiting for another is not its fault."""
+    supervisor = object.__new__(Supervisor)
+    supervisor._timeout, supervisor._proven = 10.0, True
+    end, _other = socket.socketpair()
+    process = _Process(3, 0, -1, Channel(end))
+    with end, _other:
+        supervisor._hear(process, ("beat", "forward", 7.9))
+        supervisor._hear(process, ("beat", "waiting", 9.9))
+        with pytest.raises(_LostError, match=r"it has been at forward for 9.0 s") as found:
+            supervisor._hear(process, ("beat", "forward", 9.0))
+        assert found.value.rank == 3
+        supervisor._proven = False  # a first forward may compile kernels
+        supervisor._hear(process, ("beat", "forward", 9.0))
+
+
+def test_devices_and_backends_by_name() -> None:
+    with pytest.raises(DeviceError, match="no device 'npu' here"):
+        choose_device("npu")
+    assert backend_for(torch.device("cpu"), 2) == "gloo"
+    assert BACKENDS["npu"] == "hccl"
+    assert [place.device for place in places("cpu", 3)] == ["cpu"] * 3
 
 
 def test_no_rank_outlives_its_parent(tmp_path: Path) -> None:
