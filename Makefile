@@ -3,14 +3,44 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+BROWSER_READY := $(VENV)/.browser-ready
 
-.PHONY: run test test-parallel test-faults lint clean
+.PHONY: run test test-engine test-parallel test-faults test-browser screenshots
+.PHONY: test-serving-soak test-ray lint audit clean
 
 run: $(READY)
 	$(BIN)/lopa race --max-new-tokens 128
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# A soak of the engine, and whole decodes in Triton's interpreter.
+test-engine: $(READY)
+	$(BIN)/python -m pytest tests/engine -m engine -n 2 --dist worksteal
+
+# Needs Chromium (apt-get install chromium), or its path in CHROMIUM.
+test-browser: $(BROWSER_READY)
+	$(BIN)/python -m pytest --browser tests/browser
+
+screenshots: $(BROWSER_READY)
+	$(BIN)/python -m pytest --browser --screenshots docs/images tests/browser/test_screenshots.py
+
+# Minutes of load, faults and made-up requests against a server.
+test-serving-soak: $(READY)
+	$(BIN)/python -m pytest tests/serving -m soak -n 2 --dist loadfile
+
+test-ray: $(VENV)/.ray
+	$(BIN)/python -m pytest tests/serving/test_ray.py -m ray
+
+$(VENV)/.ray: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev,ray]'
+	touch $@
+
+# Known vulnerabilities of the versions in use, where PyPI can be asked.
+audit: $(READY)
+	$(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(VENV)-audit/bin/pip-audit --no-deps --disable-pip --progress-spinner off --requirement constraints.txt
 
 # Groups of real processes, more of them than cores: not beside other tests.
 test-parallel: $(READY)
@@ -31,5 +61,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
 
+$(BROWSER_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev,browser]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) $(VENV)-audit build dist src/*.egg-info

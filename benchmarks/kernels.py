@@ -23,7 +23,7 @@ from torch import Tensor
 from lopa import LLM, DecodeConfig
 from lopa.engine.attention import Span, reference_batch
 from lopa.engine.kernels import pointwise
-from lopa.engine.kernels.attention import TILE, Rows, attend
+from lopa.engine.kernels.attention import LARGE, SMALL, Rows, attend
 from lopa.engine.kernels.confidence import RANKINGS, confidence
 from lopa.engine.kernels.matmul import scaled_matmul
 from lopa.engine.pages import PAGE
@@ -39,7 +39,13 @@ def error(ours: Tensor, plain: Tensor) -> float:
 
 
 def layout(
-    lengths: list[int], cached: int, start: int, size: int | None, group: int, device: Any
+    lengths: list[int],
+    cached: int,
+    start: int,
+    size: int | None,
+    group: int,
+    device: Any,
+    tile: int,
 ) -> tuple[Rows, Span]:
     """One sequence whose pages lie in disorder."""
     count = max(1, -(-cached // PAGE))
@@ -49,7 +55,7 @@ def layout(
     blocks = None if size is None else torch.arange(max(lengths), device=device) // size
     span = Span(0, lengths, table[seen // PAGE] * PAGE + seen % PAGE, blocks)
     tiles = [
-        (row, at) for row, length in enumerate(lengths) for at in range(0, length * group, TILE)
+        (row, at) for row, length in enumerate(lengths) for at in range(0, length * group, tile)
     ]
     begins = [sum(lengths[:i]) for i in range(len(lengths))]
     fill = [[start] * len(lengths), [cached] * len(lengths), [0] * len(lengths)]
@@ -59,7 +65,7 @@ def layout(
         for begin, length in zip(begins, lengths, strict=True):
             flat[begin : begin + length] = blocks[:length]
     tensors = [torch.tensor(x, dtype=torch.int32, device=device) for x in columns]
-    return Rows(*tensors, flat, table[None].int()), span
+    return Rows(*tensors, flat, table[None].int(), tile), span
 
 
 def check_attention(device: Any) -> dict[str, float]:
@@ -74,7 +80,8 @@ def check_attention(device: Any) -> dict[str, float]:
     ]
     for heads, kv_heads, dim in ((28, 4, 128), (7, 1, 64), (8, 8, 32)):
         for lengths, cached, start, size in cases:
-            rows, span = layout(lengths, cached, start, size, heads // kv_heads, device)
+            tile = LARGE if lengths[0] == 64 else SMALL
+            rows, span = layout(lengths, cached, start, size, heads // kv_heads, device, tile)
             places = PAGE * (max(1, -(-cached // PAGE)) + 2)
             tokens = sum(lengths)
             wide = [
@@ -226,16 +233,17 @@ def times(llm: LLM, tokens: int, window: int, prefix: int) -> dict[str, float]:
         lambda i: pointwise.rotate(qkv, angles, angles, None, 1e-6, keys, values, config.heads),
     )
     group = config.heads // config.kv_heads
-    rows, _ = layout([window] * (tokens // window), prefix, prefix, None, group, device)
+    lengths = [window] * (tokens // window)
     q = qkv.view(tokens, -1, config.head_dim)[:, : config.heads]
     pages = llm.runner.pages
-    for splits in (1, 2, 4, 8):
-        measure(
-            f"attention/{splits}",
-            lambda i, s=splits: attend(
-                q, keys, values, pages.keys[i], pages.values[i], rows, splits=s
-            ),
-        )
+    for tile in (SMALL, LARGE):
+        rows, _ = layout(lengths, prefix, prefix, None, group, device, tile)
+        for splits in (1, 2, 4, 8):
+
+            def mix(i: int, splits: int = splits, rows: Rows = rows) -> Tensor:
+                return attend(q, keys, values, pages.keys[i], pages.values[i], rows, splits=splits)
+
+            measure(f"attention {tile}/{splits}", mix)
     measure("head", lambda i: llm.model.logits(x), 1)
     logits = llm.model.logits(x)
     settings = torch.full((tokens, 4), 2, device=device, dtype=torch.int64)

@@ -91,7 +91,10 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
         for floor in floors:
             key = (row["task"], options["threshold"], options["attention"], floor)
             curves.setdefault(key, []).append(point)
-    colours = {"full": "tab:blue", "block": "tab:orange"}
+    # Blue and orange for the attentions, darker with the threshold; dashed with a floor.
+    shades = {"full": plt.get_cmap("Blues"), "block": plt.get_cmap("Oranges")}
+    thresholds = sorted({key[1] for key in curves})
+    depth = {t: 0.4 + 0.5 * (i + 1) / len(thresholds) for i, t in enumerate(thresholds)}
     for (task, threshold, attention, floor), points in sorted(curves.items()):
         points.sort()
         axis = axes[TASKS.index(task)]
@@ -101,22 +104,25 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
             x,
             y,
             error,
-            color=colours[attention],
+            color=shades[attention](depth[threshold]),
             linestyle="--" if floor else "-",
-            marker="o" if not floor else "s",
-            markersize=5,
+            marker="s" if floor else "o",
+            markersize=4,
+            linewidth=1.2,
+            elinewidth=0.6,
             capsize=2,
             label=f"{attention}, τ = {threshold}" + (f", floor {floor}" if floor else ""),
         )
         if not floor:
             for p in points:
-                axis.annotate(f"k={p[4]}", (p[0], 100 * p[1]), (4, 5), textcoords="offset points")
+                place = (p[0], 100 * p[1])
+                axis.annotate(f"{p[4]}", place, (3, 4), textcoords="offset points", fontsize=7)
     for axis, task in zip(axes, TASKS, strict=True):
         axis.set_title(task)
         axis.set_xlabel("tokens per forward (to the end of text, first round included)")
         axis.grid(alpha=0.3)
         axis.set_xlim(left=0)
-    axes[0].set_ylabel("accuracy, %")
+    axes[0].set_ylabel("accuracy, % (numbers: branches k)")
     axes[0].legend(loc="lower left", fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=110)

@@ -1,12 +1,33 @@
-"""Makes the tests' own helper modules importable and keeps every test on one thread."""
+"""Makes the tests' own helper modules importable and keeps every test on one thread.
+
+The tests in a browser are left out unless they are asked for: they need Chromium.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
-for folder in (".", "decoding", "models", "parallel"):
+for folder in (".", "decoding", "models", "parallel", "serving"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--browser", action="store_true", help="run the tests in a browser, too")
+    parser.addoption("--screenshots", metavar="FOLDER", help="keep the pictures that they take")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    left_out = collection_path.name == "browser" and not config.getoption("--browser")
+    return True if left_out else None
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if not config.getoption("--browser"):
+        terminalreporter.write_line("left out: tests in a browser (make test-browser)")

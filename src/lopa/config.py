@@ -337,11 +337,21 @@ _NUMBERS = (
 )
 
 
-def options_of(decoder: DecoderName, window: WindowName | None = None) -> frozenset[str]:
+def limits(name: str) -> tuple[float, float | None] | None:
+    """The least and the greatest value of a number, None where there is no limit to speak of."""
+    for known, low, high in _WHOLE_NUMBERS + _NUMBERS:
+        if known == name:
+            return low, high if high < _NO_LIMIT else None
+    return None
+
+
+def options_of(
+    decoder: DecoderName, window: WindowName | None = None, score: ScoreName | None = None
+) -> frozenset[str]:
     """The names of the options that this decoder uses beside those that all of them have."""
     own = _DECODER_OPTIONS.get(decoder, {"window": "canvas"})
     names = frozenset(own) | frozenset(_WINDOW_OPTIONS[window or own["window"]])
-    return names - frozenset(_FIXED.get(decoder, ()))
+    return names - frozenset(_FIXED.get(decoder, ())) - frozenset(_UNSCORED.get(score or "", ()))
 
 
 _OPTIONAL = tuple(

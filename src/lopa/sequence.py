@@ -67,6 +67,9 @@ class Branch:
     masks: int  # masks it had left, before any fill of this round
     end: int
     eos: bool  # an end of text has been placed in it
+    # How sure it was of the best token at each of those masks, from left to right: a byte in
+    # hexadecimal each, ff for probability 1. For looking at; what decides is in Stats.
+    landscape: str = ""
 
 
 @dataclass(slots=True)

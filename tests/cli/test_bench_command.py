@@ -21,7 +21,7 @@ def test_round(run: Run) -> None:
         assert 0 < line["forward_ms"] <= line["round_ms"]
         assert line["ratio"] > 0.2  # a floor well above the time would be a wrong floor
     assert {"torch", "dtype", "device"} <= set(found["host"])
-    assert "× floor" in run(*command[:4], "--branches", "0", "--window", "32", "--rounds", "1").out
+    assert "×floor" in run(*command[:4], "--branches", "0", "--window", "32", "--rounds", "1").out
 
 
 def test_decode(run: Run) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from cli_support import SHORT, Run
 
-from lopa.cli import options
-from lopa.cli.options import decode_config, default_of, with_decoding
+from lopa.cli.options import decode_config, default_model, default_of, with_decoding
 from lopa.config import PRESETS, DecodeConfig
+from lopa.fields import FIELDS
 from lopa.models.files import BUILT_IN
 
 
@@ -21,7 +21,7 @@ def test_every_field_has_an_option(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     for field in fields(DecodeConfig):
         assert f"--{field.name.replace('_', '-')} " in text
     assert "--no-early-stop" in text
-    assert set(options._FIELDS) == {field.name for field in fields(DecodeConfig)}
+    assert set(FIELDS) == {field.name for field in fields(DecodeConfig)}
 
 
 def test_help_shows_the_defaults_in_force() -> None:
@@ -120,6 +120,6 @@ def test_preset_with_options_on_top(run: Run) -> None:
 
 def test_default_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(BUILT_IN, "tiny", tmp_path)
-    assert options.default_model() == "dummy:dream-tiny"
+    assert default_model() == "dummy:dream-tiny"
     (tmp_path / "config.json").touch()
-    assert options.default_model() == "tiny"
+    assert default_model() == "tiny"

@@ -234,6 +234,19 @@ def test_vanilla_keeps_to_its_steps(source: MadeUp, new: int, steps: int) -> Non
     assert not (decoder.generated == MASK).any()
 
 
+@EXAMPLES
+@given(sources, pipelines, st.integers(0, 6))
+def test_landscapes_are_of_the_masks(source: MadeUp, shape: dict[str, Any], k: int) -> None:
+    decoder = new_decoder(pipeline_config(shape, branches=k))
+    while (plan := decoder.plan()) is not None:
+        stats = source.stats(decoder, plan)
+        record = decoder.advance(stats)
+        for row, branch in enumerate(record.branches):
+            seen = np.frombuffer(bytes.fromhex(branch.landscape), np.uint8) / 255
+            assert len(seen) == branch.masks
+            assert np.abs(seen - stats.max_prob[row, plan.wanted[row]]).max(initial=0) <= 1 / 255
+
+
 def test_round_limit() -> None:
     decoder = new_decoder(DecodeConfig(decoder="d2f", threshold=1.0, max_rounds=3))
     assert len(drive(decoder, MadeUp(1))) == 3

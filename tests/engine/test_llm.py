@@ -195,3 +195,26 @@ def test_importing_is_light() -> None:
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("limit", [1, 5, 8, 30, 32])
+def test_a_limit_cuts_an_answer_and_its_rounds_short(llm: LLM, limit: int) -> None:
+    config = DecodeConfig(max_new_tokens=32, block_size=8, branches=2)
+    full = llm.generate("Hello", config)
+    session = llm.session("Hello", config, limit=limit)
+    texts = []
+    while (event := session.step()) is not None:
+        texts.append(event.text)
+    output = session.output
+    assert output is not None
+    assert output.token_ids == full.token_ids[:limit]
+    assert (output.tokens, output.finish) == (limit, "length")
+    assert "".join(texts) == output.text
+    assert output.rounds < full.rounds if limit <= 8 else output.rounds <= full.rounds
+
+
+def test_a_limit_must_fit(llm: LLM) -> None:
+    for options, limit in (({}, 33), ({}, 0), ({"early_stop": False}, 8)):
+        config = DecodeConfig(max_new_tokens=32, block_size=8, **options)  # type: ignore[arg-type]
+        with pytest.raises(LopaError, match="limit must be between 1 and 32"):
+            llm.session("Hello", config, limit=limit)

@@ -131,7 +131,7 @@ def test_running_out_of_pages_is_waiting() -> None:
     llm = load("dream_0", cache_tokens=4 * PAGE)
     config = DecodeConfig(block_size=8, max_new_tokens=40)
     engine = Engine(llm.runner)
-    sessions = [llm.session(numbers(seed, 20), config) for seed in range(5)]  # two pages each
+    sessions = [llm.session(numbers(seed, 40), config) for seed in range(5)]  # two pages each
     for session in sessions:
         engine.add(session)
     while engine.busy:
@@ -142,14 +142,14 @@ def test_running_out_of_pages_is_waiting() -> None:
         assert session.output is not None
         alone = roomy.generate(session.trace.prompt_ids, config)
         assert session.output.token_ids == alone.token_ids
-    with pytest.raises(CapacityError, match=r"needs room for 160 tokens.* holds 128"):
-        engine.add(llm.session(numbers(0, 120), config))
-    held = llm.session(numbers(0, 60), config)
+    with pytest.raises(CapacityError, match=r"needs room for 280 tokens.* holds 256"):
+        engine.add(llm.session(numbers(0, 240), config))
+    held = llm.session(numbers(0, 120), config)
     held.step()
     with pytest.raises(CapacityError, match="other requests hold it"):
-        llm.generate(numbers(1, 60), config)
+        llm.generate(numbers(1, 120), config)
     held.close()
-    assert llm.generate(numbers(1, 20), config).token_ids == sessions[1].output.token_ids  # type: ignore[union-attr]
+    assert llm.generate(numbers(1, 40), config).token_ids == sessions[1].output.token_ids  # type: ignore[union-attr]
 
 
 def test_what_is_staged_can_be_installed_elsewhere() -> None:

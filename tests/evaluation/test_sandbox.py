@@ -21,7 +21,7 @@ except ZeroDivisionError as error:
 """
 WRITE_TO_EVERY_PIPE = """
 import os
-for descriptor in range(32):
+for descriptor in range(1024):
     try:
         os.write(descriptor, b"passed" * 10)
     except OSError:

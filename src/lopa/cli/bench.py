@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from lopa.engine.llm import LLM
     from lopa.evaluation.problem import Problem
 
+_WIDE = 160
 bench = typer.Typer(no_args_is_help=True, help="Measure speed, on the spot.")
 
 
@@ -94,18 +96,9 @@ def bench_round(
         return
     rates = ceilings.bytes_per_second / 1e9, ceilings.flops_per_second / 1e12
     print(f"{_host_line(llm)}; copies {rates[0]:.0f} GB/s, products {rates[1]:.2f} TFLOP/s")
-    heads = (
-        "branches",
-        "window",
-        "tokens",
-        "round ms",
-        "forward ms",
-        "host ms",
-        "floor ms",
-        "× floor",
-    )
-    _print_table(
-        (*heads, "GB/s", "TFLOP/s"),
+    print("times in ms, medians")
+    print_table(
+        ["k", "window", "tokens", "round", "forward", "host", "floor", "×floor", "GB/s", "TFLOP/s"],
         [
             (
                 str(r.branches),
@@ -169,7 +162,7 @@ def bench_decode(
         return
     print(f"{_host_line(llm)}; {config.decoder}, one prompt at a time")
     shown = {n: f"{v:.2f}" if isinstance(v, float) else str(v) for n, v in found.items()}
-    _print_table(("", ""), [(n.replace("_", " "), v) for n, v in shown.items()])
+    print_table(("", ""), [(n.replace("_", " "), v) for n, v in shown.items()])
 
 
 @bench.command("parallel")
@@ -220,7 +213,7 @@ def bench_parallel(
         f"statistics {found.statistics_bytes / 1024:.1f} KB a round at most; "
         f"{found.commits} broadcasts of {found.commit_bytes / 1024:.0f} KB in all"
     )
-    _print_table(
+    print_table(
         ("rank", "round ms", "forward", "idle", "all-gather", "commit", "host", "protocol"),
         [
             (
@@ -284,7 +277,7 @@ def bench_scaling(
             f"{link.host_milliseconds:g} ms of host for the protocol"
         )
         heads = ("BP × TP", "", "round", "forward", "gather", "commit", "sums", "host")
-        _print_table(
+        print_table(
             (*heads, "tok/s"),
             [
                 (
@@ -355,7 +348,7 @@ def _numbers(name: str, text: str, least: int) -> list[int]:
     return found
 
 
-def _print_table(heads: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
+def print_table(heads: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -365,4 +358,6 @@ def _print_table(heads: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
         table.add_column(head, justify="right")
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False, markup=False).print(table)
+    # A file or a pipe has no width that columns would have to be squeezed into.
+    width = None if sys.stdout.isatty() else _WIDE
+    Console(highlight=False, markup=False, width=width).print(table)

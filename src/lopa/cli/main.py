@@ -16,11 +16,13 @@ from typing import Annotated
 import typer
 
 from lopa.cli.bench import bench
+from lopa.cli.bench_serve import bench_serve
 from lopa.cli.chat import chat
 from lopa.cli.evaluate import evaluate
 from lopa.cli.generate import generate
 from lopa.cli.info import doctor, models
 from lopa.cli.race import race
+from lopa.cli.serve import ENVIRONMENT, serve
 from lopa.cli.terminal import one_line
 from lopa.errors import ConfigError, DeviceError, LopaError, PromptError
 from lopa.parallel.launch import launched, speaks
@@ -34,6 +36,8 @@ app = typer.Typer(
 for command in (generate, race, chat, doctor):
     app.command()(command)
 app.command("eval")(evaluate)
+bench.command("serve")(bench_serve)
+app.command(context_settings={"auto_envvar_prefix": ENVIRONMENT})(serve)
 app.add_typer(models, name="models")
 app.add_typer(bench, name="bench")
 

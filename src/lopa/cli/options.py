@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin, get_t
 import typer
 
 from lopa.config import PRESETS, RANK_TIMEOUT, DecodeConfig, DecoderName
+from lopa.fields import FIELDS
 from lopa.models.files import BUILT_IN
 
 Given: TypeAlias = Mapping[str, Any]  # the fields of DecodeConfig that were given
@@ -111,39 +112,6 @@ RankTimeoutOption = Annotated[
     ),
 ]
 
-# Field → panel of the help, and what it does.
-_FIELDS: dict[str, tuple[str, str]] = {
-    "decoder": ("Decoding", "How to decode"),
-    "max_new_tokens": ("Decoding", "Room for the answer, in tokens"),
-    "branches": ("Decoding", "k: lookahead branches tried in a round beside the anchor"),
-    "threshold": ("Decoding", "τ_conf: fill every token that is surer than this"),
-    "seed": ("Decoding", "For drawing, at a temperature above 0"),
-    "block_size": ("Window", "Tokens in a block"),
-    "append_at": ("Window", "τ_add: decoded share of the last block that appends the next"),
-    "activate_at": ("Window", "τ_act: decoded share that fully activates the right neighbour"),
-    "attention": ("Window", "What a block sees: everything, or the blocks to its left"),
-    "cache": ("Window", "What Fast-dLLM keeps between rounds"),
-    "window": ("Window", "What is decoded at a time; only lopa may choose"),
-    "ranking": ("Filling", "Confidence that orders forced fills and lookaheads"),
-    "factor": ("Filling", "Fast-dLLM's factor rule, in place of the threshold"),
-    "steps": ("Filling", "Fixed number of rounds; of sdar, for a block (default: a token a round)"),
-    "order": ("Filling", "What sdar fills first when few are above the threshold"),
-    "score": ("Lookahead", "How a branch is scored"),
-    "score_fraction": (
-        "Lookahead",
-        "Share of the masks, least confident first, that mean averages",
-    ),
-    "score_window": ("Lookahead", "Masks in the sliding window of score window"),
-    "creation_weight": ("Lookahead", "α: weight of the lookahead token's own confidence"),
-    "lookahead_floor": ("Lookahead", "Least probability of a lookahead token"),
-    "early_stop": ("Stopping", "Stop at the end of text; without it, decode on as published"),
-    "stop": ("Stopping", "Stop at this text; may be repeated"),
-    "max_rounds": ("Stopping", "Stop after this many rounds"),
-    "temperature": ("Sampling", "Draw tokens; 0 takes the most probable"),
-    "top_p": ("Sampling", "Draw from the most probable tokens that make up this share"),
-    "top_k": ("Sampling", "Draw from this many most probable tokens; 0 is all"),
-}
-
 
 def with_decoding(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for every field of DecodeConfig but those named `without`.
@@ -152,7 +120,7 @@ def with_decoding(*without: str) -> Callable[[Callable[..., None]], Callable[...
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        names = [name for name in _FIELDS if name not in without]
+        names = [name for name in FIELDS if name not in without]
         signature = inspect.signature(command, eval_str=True)
         own = [p for name, p in signature.parameters.items() if name != "decoding"]
 
@@ -195,7 +163,7 @@ def default_of(name: str) -> str:
 
 
 def _parameter(name: str) -> inspect.Parameter:
-    panel, line = _FIELDS[name]
+    panel, line = FIELDS[name]
     default = default_of(name)
     hint = _hints()[name]
     if get_origin(hint) in (Union, UnionType):

@@ -167,6 +167,7 @@ class Decoder:
                 counts.tolist(),
                 frame.ends.tolist(),
                 self._eos_rows,
+                _landscapes(masks, counts, max_prob),
                 strict=True,
             )
         ]
@@ -255,3 +256,10 @@ class Decoder:
         rule: FillKind = "count" if counts else "threshold"
         columns = (x.tolist() for x in (positions, tokens, max_prob, forced))
         return [Fill(p, t, m, "forced" if f else rule) for p, t, m, f in zip(*columns, strict=True)]
+
+
+def _landscapes(masks: BoolArray, counts: IntArray, max_prob: FloatArray) -> list[str]:
+    """Each row's probabilities at its masks, for the record: see Branch.landscape."""
+    levels = (max_prob[masks] * 255 + 0.5).astype(np.uint8).tobytes().hex()
+    ends = (2 * np.cumsum(counts)).tolist()
+    return [levels[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]

@@ -49,7 +49,7 @@ def make_batch(plans: Sequence[tuple[int, Plan]], shift: bool) -> Batch:
         first_rows.append(rows)
         count, width = plan.rows.shape
         own = plan.ends - plan.start  # [R] length of each row
-        begin = flat + np.concatenate([[0], np.cumsum(own[:-1])])
+        begin = flat + np.cumsum(own) - own
         at = np.arange(plan.start, plan.start + width)
         ids = np.zeros(width, np.int64) if plan.block_ids is None else plan.block_ids
         if own.min() == width:
@@ -77,20 +77,24 @@ def make_batch(plans: Sequence[tuple[int, Plan]], shift: bool) -> Batch:
         slots.append(np.full(count, slot))
         rows += count
         flat += int(own.sum())
-    row_length = np.concatenate(lengths)
+    row_length = _joined(lengths)
     return Batch(
         plans=list(plans),
         first_rows=first_rows,
-        tokens=np.concatenate(tokens),
-        positions=np.concatenate(positions),
-        blocks=np.concatenate(blocks),
+        tokens=_joined(tokens),
+        positions=_joined(positions),
+        blocks=_joined(blocks),
         row_begin=np.cumsum(row_length) - row_length,
         row_length=row_length,
-        row_start=np.concatenate(starts),
-        row_cached=np.concatenate(cached),
-        row_slot=np.concatenate(slots),
-        wanted_from=np.concatenate(wanted_from),
-        wanted_position=np.concatenate(wanted_position),
-        wanted_round=np.concatenate(wanted_round),
+        row_start=_joined(starts),
+        row_cached=_joined(cached),
+        row_slot=_joined(slots),
+        wanted_from=_joined(wanted_from),
+        wanted_position=_joined(wanted_position),
+        wanted_round=_joined(wanted_round),
         wanted_counts=counts,
     )
+
+
+def _joined(arrays: list[IntArray]) -> IntArray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -8,7 +8,7 @@ attention covers and no statistic is read from.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from lopa.config import DecodeConfig
 from lopa.engine.batch import Batch
 from lopa.engine.kernels import pointwise
-from lopa.engine.kernels.attention import TILE, Rows, attend, most_tiles
+from lopa.engine.kernels.attention import Rows, attend, most_tiles, tile_size
 from lopa.engine.kernels.confidence import RANKINGS, confidence
 from lopa.engine.kernels.moves import gather, settle
 from lopa.engine.pages import PAGE, Pages, pages_for
@@ -25,7 +25,7 @@ from lopa.engine.quantize import QuantizedLinear
 from lopa.engine.scaled import Scaled
 from lopa.engine.step import Found, Step
 from lopa.models.transformer import Layer, Transformer, rope
-from lopa.sequence import IntArray
+from lopa.sequence import FloatArray, IntArray
 
 _MOST_GRAPHS = 96
 _SLOTS = 256  # to begin with
@@ -38,6 +38,7 @@ class Sizes:
 
     tokens: int
     rows: int
+    tile: int  # folded queries a tile of attention
     tiles: int
     wanted: int  # 0: statistics are made outside
 
@@ -55,9 +56,34 @@ class _Inputs:
 
 
 @dataclass(slots=True)
+class _Arrays:
+    """The same cuts of a buffer on the host."""
+
+    tokens: IntArray
+    positions: IntArray
+    blocks: IntArray
+    tile_row: IntArray
+    tile_at: IntArray
+    begin: IntArray
+    length: IntArray
+    start: IntArray
+    cached: IntArray
+    slot: IntArray
+    wanted_from: IntArray
+    temperature: FloatArray
+    settings: IntArray
+
+    @classmethod
+    def of(cls, inputs: _Inputs) -> _Arrays:
+        found = inputs.rows._asdict() | {f.name: getattr(inputs, f.name) for f in fields(inputs)}
+        return cls(*(found[field.name].numpy() for field in fields(cls)))
+
+
+@dataclass(slots=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
     on_host: Tensor  # pinned; the device's copy is read when a replay begins
+    arrays: _Arrays  # its parts
     on_device: Tensor
     out: Tensor  # [3, N] int32: token, and the bits of max_prob and ranking
     out_host: Tensor
@@ -77,13 +103,13 @@ class FusedStep(Step):
         self._staged_values = pages.values[:, :0]
         self._hidden_rows = self.carry[:0]
         self._captured: dict[Sizes, _Captured] = {}
-        self._memory = torch.cuda.graph_pool_handle() if self.graphs else None
+        self._forget()
 
     def open(self, slot: int, pages: Sequence[int]) -> None:
         if slot >= len(self.table):
             self.table = torch.cat([self.table, torch.zeros_like(self.table)])
             self.carry = torch.cat([self.carry, torch.zeros_like(self.carry)])
-            self._captured.clear()
+            self._forget()
             self.open(slot, pages)
             return
         self.table[slot, : len(pages)] = torch.tensor(pages, dtype=torch.int32, device=self.device)
@@ -99,7 +125,7 @@ class FusedStep(Step):
         out = self._replay(batch, configs, sizes) if self.graphs else None
         if out is None:
             buffer = torch.zeros(_buffer_size(sizes), dtype=torch.int32)
-            self._fill(buffer, batch, configs, sizes)
+            self._fill(_Arrays.of(_cut(buffer, sizes)), batch, configs, sizes)
             out = self._body(_cut(buffer.to(self.device), sizes), sizes).cpu()
         self._hidden = self._hidden_rows
         if not fused:
@@ -111,7 +137,7 @@ class FusedStep(Step):
         if sizes not in self._captured:
             self._capture(sizes)
         captured = self._captured[sizes]
-        self._fill(captured.on_host, batch, configs, sizes)
+        self._fill(captured.arrays, batch, configs, sizes)
         captured.on_device.copy_(captured.on_host, non_blocking=True)
         began = self._clock()
         captured.graph.replay()
@@ -161,8 +187,10 @@ class FusedStep(Step):
         if wanted:
             half = _round_up(tokens // 2)
             wanted = half if wanted <= half else tokens
-        group = self.model.config.heads // self.model.config.kv_heads
-        return Sizes(tokens, rows, most_tiles(tokens, rows, group), wanted)
+        config = self.model.config
+        group = config.heads // config.kv_heads
+        tile = tile_size(tokens, config.heads)
+        return Sizes(tokens, rows, tile, most_tiles(tokens, rows, group, tile), wanted)
 
     def _make_room(self, tokens: int) -> None:
         """Staging for so many tokens; what was captured on a smaller one is captured again."""
@@ -173,7 +201,12 @@ class FusedStep(Step):
         self._staged_keys = torch.empty(shape, dtype=self.dtype, device=self.device)
         self._staged_values = torch.empty_like(self._staged_keys)
         self._hidden_rows = self.carry.new_empty(tokens, config.hidden_size)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Graphs that were captured on buffers that are gone. Their memory goes with them."""
         self._captured.clear()
+        self._memory = torch.cuda.graph_pool_handle() if self.graphs else None
 
     def _capture(self, sizes: Sizes) -> None:
         if len(self._captured) >= _MOST_GRAPHS:
@@ -187,9 +220,11 @@ class FusedStep(Step):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
             out = self._body(inputs, sizes)
+        on_host = torch.zeros(buffer.shape, dtype=torch.int32, pin_memory=True)
         self._captured[sizes] = _Captured(
             graph=graph,
-            on_host=torch.zeros(buffer.shape, dtype=torch.int32, pin_memory=True),
+            on_host=on_host,
+            arrays=_Arrays.of(_cut(on_host, sizes)),
             on_device=buffer,
             out=out,
             out_host=torch.zeros(out.shape, dtype=torch.int32, pin_memory=True),
@@ -198,45 +233,41 @@ class FusedStep(Step):
     # -- the host's side ----------------------------------------------------------------------
 
     def _fill(
-        self, buffer: Tensor, batch: Batch, configs: Sequence[DecodeConfig], sizes: Sizes
+        self, to: _Arrays, batch: Batch, configs: Sequence[DecodeConfig], sizes: Sizes
     ) -> None:
-        """The batch in one buffer of integers, as `_cut` reads it.
+        """The batch in one buffer of integers.
 
         Behind what is put there, an earlier batch may be left: only tiles and settings that are not
         in use have to say so.
         """
-        inputs = _cut(buffer, sizes)
-
-        def put(target: Tensor, values: IntArray) -> None:
-            target.numpy()[: len(values)] = values
-
-        put(inputs.tokens, batch.tokens)
-        put(inputs.positions, batch.positions)
-        put(inputs.rows.blocks, batch.blocks)
-        put(inputs.rows.begin, batch.row_begin)
-        put(inputs.rows.length, batch.row_length)
-        put(inputs.rows.start, batch.row_start)
-        put(inputs.rows.cached, batch.row_cached)
-        put(inputs.rows.slot, batch.row_slot)
+        tokens, rows, count = batch.size, len(batch.row_begin), len(batch.wanted_from)
+        to.tokens[:tokens] = batch.tokens
+        to.positions[:tokens] = batch.positions
+        to.blocks[:tokens] = batch.blocks
+        to.begin[:rows] = batch.row_begin
+        to.length[:rows] = batch.row_length
+        to.start[:rows] = batch.row_start
+        to.cached[:rows] = batch.row_cached
+        to.slot[:rows] = batch.row_slot
         group = self.model.config.heads // self.model.config.kv_heads
-        tiles = -(-batch.row_length * group // TILE)  # [R]
-        row = np.repeat(np.arange(len(tiles)), tiles)
-        inputs.rows.tile_row.fill_(-1)
-        put(inputs.rows.tile_row, row)
+        tiles = -(-batch.row_length * group // sizes.tile)  # [R]
+        row = np.repeat(np.arange(rows), tiles)
         first = np.cumsum(tiles) - tiles
-        put(inputs.rows.tile_at, (np.arange(len(row)) - first[row]) * TILE)
-        if sizes.wanted:
-            put(inputs.wanted_from, batch.wanted_from)
-            count = len(batch.wanted_from)
-            settings = inputs.settings.numpy()
-            settings[count:, 3] = -1
-            settings[:count, 0] = batch.wanted_position
-            settings[:count, 1] = batch.wanted_round
-            settings[:count, 2] = np.repeat([c.seed for c in configs], batch.wanted_counts)
-            kinds = [RANKINGS[c.ranking] for c in configs]
-            settings[:count, 3] = np.repeat(kinds, batch.wanted_counts)
-            heat = np.repeat([c.temperature for c in configs], batch.wanted_counts)
-            inputs.temperature.numpy()[:count] = heat
+        to.tile_row[: len(row)] = row
+        to.tile_row[len(row) :] = -1
+        to.tile_at[: len(row)] = (np.arange(len(row)) - first[row]) * sizes.tile
+        if not sizes.wanted:
+            return
+        to.wanted_from[:count] = batch.wanted_from
+        to.settings[:count, 0] = batch.wanted_position
+        to.settings[:count, 1] = batch.wanted_round
+        to.settings[count:, 3] = -1
+        end = 0
+        for config, wanted in zip(configs, batch.wanted_counts, strict=True):
+            here = slice(end, end := end + wanted)
+            to.settings[here, 2] = config.seed
+            to.settings[here, 3] = RANKINGS[config.ranking]
+            to.temperature[here] = config.temperature
 
     # -- the device's side --------------------------------------------------------------------
 
@@ -268,7 +299,7 @@ class FusedStep(Step):
         config = self.model.config
         sizes = self._rounded(batch.size, len(batch.row_begin), 0)
         buffer = torch.zeros(_buffer_size(sizes), dtype=torch.int32)
-        self._fill(buffer, batch, [], sizes)
+        self._fill(_Arrays.of(_cut(buffer, sizes)), batch, [], sizes)
         inputs = _cut(buffer.to(self.device), sizes)
         shape = (sizes.tokens, config.kv_heads, config.head_dim)
         keys, values = torch.empty(2, *shape, dtype=self.dtype, device=self.device)
@@ -293,7 +324,7 @@ class FusedStep(Step):
         config = self.model.config
         count = len(tokens)
         heads, dim = config.heads, config.head_dim
-        programs = max(1, count * heads // TILE)
+        programs = max(1, count * heads // rows.tile)
         splits = max(1, min(8, _WAVES // programs))
         cos, sin = self._cos[positions], self._sin[positions]
         x = self.model.embedding(tokens)
@@ -366,7 +397,9 @@ def _cut(buffer: Tensor, sizes: Sizes) -> _Inputs:
     return _Inputs(
         tokens=tokens,
         positions=positions,
-        rows=Rows(tile_row, tile_at, begin, length, start, cached, slot, blocks, buffer[:0]),
+        rows=Rows(
+            tile_row, tile_at, begin, length, start, cached, slot, blocks, buffer[:0], sizes.tile
+        ),
         wanted_from=wanted_from,
         temperature=temperature.view(torch.float32),
         settings=settings.view(torch.int64).view(-1, 4),

@@ -106,8 +106,8 @@ class LLM:
         step = choose_step(backend, self.config, self.device)
         return PagedRunner(self.model, tokens, reuse=reuse, step=step)
 
-    def _make_session(self, decoder: Decoder, ids: Sequence[int]) -> Session:
-        return Session(self.runner, self.tokenizer, decoder, ids)
+    def _make_session(self, decoder: Decoder, ids: Sequence[int], limit: int | None) -> Session:
+        return Session(self.runner, self.tokenizer, decoder, ids, limit)
 
     @property
     def _read_to(self) -> torch.device:
@@ -223,8 +223,10 @@ class LLM:
         """Settings for this model: what is given, else what suits its family."""
         return settings_for(self.config, preset, given)
 
-    def session(self, prompt: Prompt, config: DecodeConfig | None = None) -> Session:
-        """A request to be driven by hand, round by round."""
+    def session(
+        self, prompt: Prompt, config: DecodeConfig | None = None, *, limit: int | None = None
+    ) -> Session:
+        """A request to be driven by hand, round by round; `limit` cuts its answer short."""
         config = config or self.decode_config()
         family = family_named(self.config.family)
         family.check(self.config, config)
@@ -244,7 +246,7 @@ class LLM:
             shift=self.config.shift,
             aligned=self.config.trained_block is not None,
         )
-        return self._make_session(decoder, ids)
+        return self._make_session(decoder, ids, limit)
 
     def forward(
         self,

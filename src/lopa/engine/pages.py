@@ -1,4 +1,4 @@
-"""The paged KV pool: one pre-allocated pair of tensors, handed out in pages of 32 tokens.
+"""The paged KV pool: one pre-allocated pair of tensors, handed out in pages of 64 tokens.
 
 A page may be shared (a prefix that several requests begin with): it is free again when the last
 holder lets go. Running out is an answer (None), not an error.
@@ -12,7 +12,7 @@ import torch
 
 from lopa.models.config import ModelConfig
 
-PAGE = 32  # tokens
+PAGE = 64  # tokens; what a tile of the attention kernel reads at once
 
 
 def token_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -29,7 +29,7 @@ class Pages:
         self, config: ModelConfig, device: torch.device, dtype: torch.dtype, tokens: int
     ) -> None:
         self.count = pages_for(tokens)
-        # [layers, pages · 32, kv_heads, d]; on a CPU the memory is taken as it is first written
+        # [layers, pages · 64, kv_heads, d]; on a CPU the memory is taken as it is first written
         shape = (config.layers, self.count * PAGE, config.kv_heads, config.head_dim)
         self.keys = torch.empty(shape, device=device, dtype=dtype)
         self.values = torch.empty(shape, device=device, dtype=dtype)

@@ -88,8 +88,16 @@ class Session:
         tokenizer: Tokenizer | None,
         decoder: Decoder,
         prompt_ids: Sequence[int],
+        limit: int | None = None,
     ) -> None:
+        """`limit` ends the answer after so many tokens, which need not be whole blocks."""
         self.config = decoder.config
+        most = self.config.max_new_tokens
+        if limit is not None and not (self.config.early_stop and 1 <= limit <= most):
+            raise ConfigError(f"limit must be between 1 and {most}, with early_stop: got {limit}")
+        self.limit = limit
+        # Parity with the published loops knows no limit but its whole blocks.
+        self._limit = (limit or most) if self.config.early_stop else None
         if self.config.stop and tokenizer is None:
             raise ConfigError("stop strings need a tokenizer, and this model has none")
         self.decoder = decoder
@@ -104,6 +112,11 @@ class Session:
         self._text = ""  # settled text
         self._sent = 0
         self._stopped_at: int | None = None  # length of the text before the stop string
+
+    @property
+    def taken(self) -> int:
+        """How many new tokens have become text."""
+        return self._taken
 
     @property
     def capacity(self) -> int:
@@ -153,6 +166,8 @@ class Session:
         self._settle()
         if self._stopped_at is not None:
             self.decoder.end("stop")
+        elif self._is_full():
+            self.decoder.end("length")
         event = Event(record, self._fresh_text(), self.decoder.generated.tolist())
         if self.decoder.plan() is None:
             self._finish()
@@ -175,8 +190,7 @@ class Session:
         first = self.decoder.first_eos
         if first is not None:
             end = min(end, first)
-        if self.config.early_stop:  # blocks counted from position 0 may go beyond what was asked
-            end = min(end, self.config.max_new_tokens)
+        end = self._cut(end)  # blocks may go beyond what was asked
         for token in self.decoder.generated[self._taken : end].tolist():
             self._text += self._stream.push([token])
             self._taken += 1
@@ -184,6 +198,16 @@ class Session:
             if found:
                 self._stopped_at = min(found)
                 return
+
+    def _is_full(self) -> bool:
+        """Whether all that was asked for is settled, without an end of text in it."""
+        if self._limit is None or self.decoder.settled < self._limit:
+            return False
+        first = self.decoder.first_eos
+        return first is None or first >= self._limit
+
+    def _cut(self, tokens: int) -> int:
+        return tokens if self._limit is None else min(tokens, self._limit)
 
     def _fresh_text(self) -> str:
         """Final text not sent yet, less a tail that may turn out to begin a stop string."""
@@ -210,9 +234,8 @@ class Session:
         counted = first + 1 if first is not None and first < settled else settled
         if self._stopped_at is not None:
             counted = self._taken
-        if config.early_stop:
-            counted = min(counted, config.max_new_tokens)
-        cut = config.early_stop or self._stopped_at is not None
+        counted = self._cut(counted)
+        cut = self._limit is not None or self._stopped_at is not None
         token_ids = generated[: counted if cut else settled]
         text = self._text
         if self._stream is not None and self._stopped_at is None:

@@ -92,15 +92,17 @@ class ParallelLLM(LLM):
     def _make_runner(self, cache_tokens: int | None, reuse: Reuse, backend: str) -> Runner:
         return _Elsewhere()
 
-    def _make_session(self, decoder: Decoder, ids: Sequence[int]) -> Session:
-        return _RemoteSession(self, decoder, ids)
+    def _make_session(self, decoder: Decoder, ids: Sequence[int], limit: int | None) -> Session:
+        return _RemoteSession(self, decoder, ids, limit)
 
 
 class _RemoteSession(Session):
     """Can also be stepped by itself: the supervisor's rounds go by until one is its own."""
 
-    def __init__(self, llm: ParallelLLM, decoder: Decoder, ids: Sequence[int]) -> None:
-        super().__init__(llm.runner, llm.tokenizer, decoder, ids)
+    def __init__(
+        self, llm: ParallelLLM, decoder: Decoder, ids: Sequence[int], limit: int | None
+    ) -> None:
+        super().__init__(llm.runner, llm.tokenizer, decoder, ids, limit)
         self._llm = llm
         self._events: deque[Event] = deque()
         self._added = False

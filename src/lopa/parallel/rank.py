@@ -119,8 +119,8 @@ class RankLLM(LLM):
         local.step.find = self._find
         return self._kind(local, mesh)
 
-    def _make_session(self, decoder: Decoder, ids: Sequence[int]) -> RankSession:
-        return RankSession(self.runner, self.tokenizer, decoder, ids)
+    def _make_session(self, decoder: Decoder, ids: Sequence[int], limit: int | None) -> RankSession:
+        return RankSession(self.runner, self.tokenizer, decoder, ids, limit)
 
     @property
     def _read_to(self) -> torch.device:

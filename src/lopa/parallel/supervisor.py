@@ -145,7 +145,8 @@ class Supervisor(Engine):
         self._sessions[number], self._numbers[id(session)] = session, number
         self._histories[number] = History()
         self.waiting.append(session)
-        self._tell("add", number, session.trace.prompt_ids, session.config, None, ())
+        prompt, config = session.trace.prompt_ids, session.config
+        self._tell("add", number, prompt, config, session.limit, None, ())
 
     def abort(self, session: Session) -> None:
         number = self._numbers.get(id(session))
@@ -411,6 +412,7 @@ class Supervisor(Engine):
                 number,
                 session.trace.prompt_ids,
                 session.config,
+                session.limit,
                 decoder,
                 tuple(self._histories[number].plans),
             )

@@ -246,8 +246,8 @@ def _carry_out(
     if kind == "limits":
         engine.max_running, engine.token_budget = rest
     elif kind == "add":
-        number, prompt, config, decoder, replays = rest
-        session = llm.session(prompt, config)
+        number, prompt, config, limit, decoder, replays = rest
+        session = llm.session(prompt, config, limit=limit)
         assert isinstance(session, RankSession)
         if decoder is not None:
             session.restore(decoder, replays)

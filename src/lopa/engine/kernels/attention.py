@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lopa.engine.pages import PAGE
 
-TILE = 64  # folded queries a program
+SMALL, LARGE = 64, 128  # folded queries a program: small ones until there is plenty to do
 
 
 class Rows(NamedTuple):
@@ -32,11 +32,12 @@ class Rows(NamedTuple):
     slot: Tensor  # [R]
     blocks: Tensor  # [T]
     table: Tensor  # [slots, most pages a slot] pages of each slot
+    tile: int  # folded queries a tile
 
 
 @triton.jit
 def _scores_step(q, keys, values, seen, scale, best, total, mixed, PRECISE: tl.constexpr):
-    """One tile of keys of the running softmax: keys, values [KEYS, D], seen [TILE, KEYS]."""
+    """One tile of keys of the running softmax: keys, values [PAGE, D], seen [TILE, PAGE]."""
     if PRECISE:
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
     else:
@@ -84,7 +85,6 @@ def _attend(
     D: tl.constexpr,
     PAGE: tl.constexpr,
     TILE: tl.constexpr,
-    KEYS: tl.constexpr,
     SPLITS: tl.constexpr,
     PRECISE: tl.constexpr,
 ):
@@ -118,24 +118,25 @@ def _attend(
     mixed = tl.zeros([TILE, D], tl.float32)
 
     # The pages: this split's share of them, the window's own positions left out.
-    share = tl.cdiv(tl.cdiv(cached, KEYS), SPLITS) * KEYS
+    inside_page = tl.arange(0, PAGE)
+    offsets = inside_page[:, None] * (KV_HEADS * D) + head * D + dims[None, :]
+    count = tl.cdiv(cached, PAGE)
+    share = tl.cdiv(count, SPLITS)
     first = split * share
-    for at in range(first, tl.minimum(first + share, cached), KEYS):
-        position = at + tl.arange(0, KEYS)
+    for index in range(first, tl.minimum(first + share, count)):
+        page = tl.load(pages + index).to(tl.int64) * (PAGE * KV_HEADS * D)
+        position = index * PAGE + inside_page
         there = position < cached
-        page = tl.load(pages + position // PAGE, mask=there, other=0)
-        place = (page * PAGE + position % PAGE).to(tl.int64)
-        offsets = place[:, None] * (KV_HEADS * D) + head * D + dims[None, :]
-        keys = tl.load(pool_k + offsets, mask=there[:, None], other=0.0)
-        values = tl.load(pool_v + offsets, mask=there[:, None], other=0.0)
+        keys = tl.load(pool_k + page + offsets, mask=there[:, None], other=0.0)
+        values = tl.load(pool_v + page + offsets, mask=there[:, None], other=0.0)
         seen = there & ((position < start) | (position >= start + length))
         best, total, mixed = _scores_step(
             queries, keys, values, live[:, None] & seen[None, :], scale, best, total, mixed, PRECISE
         )
     # The window, by the last split.
     window = tl.where(split == SPLITS - 1, length, 0)
-    for at in range(0, window, KEYS):
-        column = at + tl.arange(0, KEYS)
+    for at in range(0, window, PAGE):
+        column = at + inside_page
         there = column < length
         where = (begin + column).to(tl.int64)
         keys = tl.load(
@@ -233,11 +234,10 @@ def attend(
         KV_HEADS=kv_heads,
         D=dim,
         PAGE=PAGE,
-        TILE=TILE,
-        KEYS=64,
+        TILE=rows.tile,
         SPLITS=splits,
         PRECISE=q.dtype == torch.float32,
-        num_warps=4,
+        num_warps=rows.tile // 16,
         num_stages=3 if q.dtype != torch.float32 else 1,
     )
     if splits > 1:
@@ -246,6 +246,10 @@ def attend(
     return out
 
 
-def most_tiles(tokens: int, rows: int, group: int) -> int:
+def tile_size(tokens: int, heads: int) -> int:
+    return LARGE if tokens * heads >= 100 * LARGE else SMALL
+
+
+def most_tiles(tokens: int, rows: int, group: int, tile: int) -> int:
     """Tiles that a batch of so many tokens and rows can need."""
-    return triton.cdiv(tokens * group, TILE) + rows
+    return triton.cdiv(tokens * group, tile) + rows

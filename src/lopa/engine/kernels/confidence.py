@@ -1,8 +1,9 @@
 """From logits to token, probability and ranking confidence, without leaving the device.
 
-The same as `lopa.engine.statistics` for everything but top-p, top-k and fp64: one program a wanted
-position, two passes over its logits. The first finds the largest, the sum of the softmax and the
-token (the argmax, or a draw by Gumbel noise from the same counters); the second one the ranking.
+The same as `lopa.engine.statistics` for everything but top-p, top-k and fp64. The logits of a
+position are cut into parts, a program each. The first kernel finds each part's largest, its share
+of the softmax and its best token (by its logit, or by a draw: Gumbel noise from the same counters);
+the second one, knowing these, each part's share of the ranking; the third puts them together.
 """
 
 from __future__ import annotations
@@ -24,40 +25,41 @@ def _mix(x):
 
 
 @triton.jit
-def _confidence(
+def _survey(
     logits,  # [N, vocab]
     settings,  # [N, 4] int64: position, round, seed, ranking; ranking < 0: padding
     temperature,  # [N] fp32; 0: the argmax
-    token_out,  # [N] int32
-    max_prob_out,  # [N] fp32
-    ranking_out,  # [N] fp32
+    found,  # [N, 4, PARTS] fp32: largest, total, best key, the best token's logit
+    tokens,  # [N, PARTS] int32: the best token
     vocab,
     stride,
     mask_id,
+    PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    ranking = tl.load(settings + row * 4 + 3)
-    if ranking < 0:
+    part = tl.program_id(1)
+    if tl.load(settings + row * 4 + 3) < 0:
         return
-    position = tl.load(settings + row * 4)
-    turn = tl.load(settings + row * 4 + 1)
-    seed = tl.load(settings + row * 4 + 2)
     heat = tl.load(temperature + row)
     drawn = heat > 0
-    divisor = tl.where(drawn, heat, 1.0)
-    counter = _mix(_mix(position * 0x9E3779B1 + turn) ^ seed)
-    base = logits + row * stride
-
+    position = tl.load(settings + row * 4)
+    turn = tl.load(settings + row * 4 + 1)
+    counter = _mix(_mix(position * 0x9E3779B1 + turn) ^ tl.load(settings + row * 4 + 2))
     largest = -float("inf")  # of all logits, the mask's included
     total = 0.0  # of exp(logit − largest)
     best = -float("inf")  # of the keys, the mask left out
-    token = 0
+    token = 0x7FFFFFFF
     chosen = -float("inf")  # its logit
-    for begin in range(0, vocab, BLOCK):
+    share = tl.cdiv(tl.cdiv(vocab, BLOCK), PARTS) * BLOCK
+    first = part * share
+    for begin in range(first, tl.minimum(first + share, vocab), BLOCK):
         ids = begin + tl.arange(0, BLOCK)
         inside = ids < vocab
-        x = tl.load(base + ids, mask=inside, other=-float("inf")).to(tl.float32) / divisor
+        x = tl.load(logits + row * stride + ids, mask=inside, other=-float("inf"))
+        x = x.to(tl.float32)
+        if drawn:
+            x = x / heat
         top = tl.maximum(largest, tl.max(x, 0))
         total = total * tl.exp(largest - top) + tl.sum(tl.exp(x - top), 0)
         largest = top
@@ -72,23 +74,85 @@ def _confidence(
             best = here
             token = tl.min(tl.where(keys == here, ids, 0x7FFFFFFF), 0)
             chosen = tl.max(tl.where(ids == token, x, -float("inf")), 0)
+    place = found + row * (4 * PARTS) + part
+    tl.store(place, largest)
+    tl.store(place + PARTS, total)
+    tl.store(place + 2 * PARTS, best)
+    tl.store(place + 3 * PARTS, chosen)
+    tl.store(tokens + row * PARTS + part, token)
+
+
+@triton.jit
+def _settled(found, tokens, row, PARTS: tl.constexpr):
+    """largest, total, token and its logit over all parts."""
+    parts = tl.arange(0, PARTS)
+    place = found + row * (4 * PARTS) + parts
+    peaks = tl.load(place)
+    largest = tl.max(peaks, 0)
+    total = tl.sum(tl.load(place + PARTS) * tl.exp(peaks - largest), 0)
+    keys = tl.load(place + 2 * PARTS)
+    ids = tl.load(tokens + row * PARTS + parts)
+    token = tl.min(tl.where(keys == tl.max(keys, 0), ids, 0x7FFFFFFF), 0)
+    chosen = tl.max(tl.where(ids == token, tl.load(place + 3 * PARTS), -float("inf")), 0)
+    return largest, total, token, chosen
+
+
+@triton.jit
+def _rank(
+    logits,
+    settings,
+    temperature,
+    found,
+    tokens,
+    shares,  # [N, PARTS] fp32: of the negative entropy, or the largest logit of the others
+    vocab,
+    stride,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    ranking = tl.load(settings + row * 4 + 3)
+    if ranking <= 0:
+        return
+    heat = tl.load(temperature + row)
+    largest, total, token, _ = _settled(found, tokens, row, PARTS)
+    inverse = 1.0 / total
+    entropy = 0.0
+    other = -float("inf")
+    share = tl.cdiv(tl.cdiv(vocab, BLOCK), PARTS) * BLOCK
+    first = part * share
+    for begin in range(first, tl.minimum(first + share, vocab), BLOCK):
+        ids = begin + tl.arange(0, BLOCK)
+        x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=-float("inf"))
+        x = x.to(tl.float32)
+        if heat > 0:
+            x = x / heat
+        if ranking == 1:
+            other = tl.maximum(other, tl.max(tl.where(ids == token, -float("inf"), x), 0))
+        else:
+            p = tl.exp(x - largest) * inverse
+            entropy += tl.sum(p * tl.log(p + 1e-10), 0)
+    tl.store(shares + row * PARTS + part, tl.where(ranking == 1, other, entropy))
+
+
+@triton.jit
+def _conclude(settings, found, tokens, shares, out, count, PARTS: tl.constexpr):
+    """out [3, N]: token (int32), the bits of max_prob and of the ranking (fp32)."""
+    row = tl.program_id(0).to(tl.int64)
+    ranking = tl.load(settings + row * 4 + 3)
+    if ranking < 0:
+        return
+    largest, total, token, chosen = _settled(found, tokens, row, PARTS)
     probability = tl.exp(chosen - largest) / total
-    tl.store(token_out + row, token)
-    tl.store(max_prob_out + row, probability)
     confidence = probability
     if ranking > 0:
-        entropy = 0.0
-        other = -float("inf")
-        for begin in range(0, vocab, BLOCK):
-            ids = begin + tl.arange(0, BLOCK)
-            inside = ids < vocab
-            x = tl.load(base + ids, mask=inside, other=-float("inf")).to(tl.float32) / divisor
-            p = tl.exp(x - largest) / total
-            entropy += tl.sum(p * tl.log(p + 1e-10), 0)
-            other = tl.maximum(other, tl.max(tl.where(ids == token, -float("inf"), x), 0))
-        margin = probability - tl.exp(other - largest) / total
-        confidence = tl.where(ranking == 1, margin, entropy)
-    tl.store(ranking_out + row, confidence)
+        part = tl.load(shares + row * PARTS + tl.arange(0, PARTS))
+        margin = probability - tl.exp(tl.max(part, 0) - largest) / total
+        confidence = tl.where(ranking == 1, margin, tl.sum(part, 0))
+    tl.store(out + row, token)
+    tl.store(out + count + row, probability.to(tl.int32, bitcast=True))
+    tl.store(out + 2 * count + row, confidence.to(tl.int32, bitcast=True))
 
 
 def confidence(
@@ -99,16 +163,17 @@ def confidence(
     out: Tensor,  # [3, N] int32: token, and the bits of max_prob and ranking in fp32
 ) -> None:
     count, vocab = logits.shape
-    _confidence[(count,)](
-        logits,
-        settings,
-        temperature,
-        out[0],
-        out[1].view(torch.float32),
-        out[2].view(torch.float32),
-        vocab,
-        logits.stride(0),
-        mask_id,
-        BLOCK=min(4096, triton.next_power_of_2(vocab)),
-        num_warps=8,
+    block = min(4096, triton.next_power_of_2(vocab))
+    parts = triton.next_power_of_2(min(16, triton.cdiv(vocab, block)))
+    found = torch.empty(count, 4, parts, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty(count, parts, dtype=torch.int32, device=logits.device)
+    shares = torch.empty(count, parts, dtype=torch.float32, device=logits.device)
+    common = {"PARTS": parts, "BLOCK": block, "num_warps": 8}
+    stride = logits.stride(0)
+    _survey[(count, parts)](
+        logits, settings, temperature, found, tokens, vocab, stride, mask_id, **common
     )
+    _rank[(count, parts)](
+        logits, settings, temperature, found, tokens, shares, vocab, stride, **common
+    )
+    _conclude[(count,)](settings, found, tokens, shares, out, count, PARTS=parts, num_warps=1)

@@ -98,36 +98,19 @@ def _activate(
 
 
 @triton.jit
-def _activate_scaled(
-    gate_up,
-    out,
-    scale,
-    size,
-    LARGEST: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The same with one scale a token: a first pass finds the largest, a second one writes."""
+def _activate_scaled(gate_up, out, scale, size, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+    """The same with one scale a token: all of a token in one program, read once."""
     token = tl.program_id(0).to(tl.int64)
-    largest = tl.zeros([BLOCK], tl.float32)
-    for begin in range(0, size, BLOCK):
-        at = begin + tl.arange(0, BLOCK)
-        inside = at < size
-        gate = tl.load(gate_up + token * 2 * size + at, mask=inside, other=0.0)
-        up = tl.load(gate_up + (token * 2 + 1) * size + at, mask=inside, other=0.0)
-        wide = gate.to(tl.float32)
-        value = (wide * tl.sigmoid(wide)).to(gate.dtype).to(tl.float32) * up.to(tl.float32)
-        largest = tl.maximum(largest, tl.abs(value))
-    step = tl.maximum(tl.max(largest), 1e-12) / LARGEST
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    gate = tl.load(gate_up + token * 2 * size + at, mask=inside, other=0.0)
+    up = tl.load(gate_up + (token * 2 + 1) * size + at, mask=inside, other=0.0)
+    wide = gate.to(tl.float32)
+    value = (wide * tl.sigmoid(wide)).to(gate.dtype).to(tl.float32) * up.to(tl.float32)
+    step = tl.maximum(tl.max(tl.abs(value)), 1e-12) / LARGEST
     tl.store(scale + token, step)
-    for begin in range(0, size, BLOCK):
-        at = begin + tl.arange(0, BLOCK)
-        inside = at < size
-        gate = tl.load(gate_up + token * 2 * size + at, mask=inside, other=0.0)
-        up = tl.load(gate_up + (token * 2 + 1) * size + at, mask=inside, other=0.0)
-        wide = gate.to(tl.float32)
-        value = (wide * tl.sigmoid(wide)).to(gate.dtype).to(tl.float32) * up.to(tl.float32)
-        value = _to_type(value / step, LARGEST, out.dtype.element_ty)
-        tl.store(out + token * size + at, value, mask=inside)
+    value = _to_type(value / step, LARGEST, out.dtype.element_ty)
+    tl.store(out + token * size + at, value, mask=inside)
 
 
 def activate(gate_up: Tensor, quantised: torch.dtype | None) -> Tensor | Scaled:
@@ -140,7 +123,7 @@ def activate(gate_up: Tensor, quantised: torch.dtype | None) -> Tensor | Scaled:
         _activate[(tokens, triton.cdiv(size, block))](gate_up, out, size, BLOCK=block)
         return out
     scale = gate_up.new_empty((tokens, 1), dtype=torch.float32)
-    block = min(4096, triton.next_power_of_2(size))
+    block = triton.next_power_of_2(size)
     _activate_scaled[(tokens,)](
         gate_up,
         out,
@@ -148,7 +131,7 @@ def activate(gate_up: Tensor, quantised: torch.dtype | None) -> Tensor | Scaled:
         size,
         LARGEST=LARGEST[quantised],
         BLOCK=block,
-        num_warps=8,
+        num_warps=32 if block > 8192 else 8,
     )
     return Scaled(out, scale)
 

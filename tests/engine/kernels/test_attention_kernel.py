@@ -7,14 +7,16 @@ import pytest
 import torch
 
 from lopa.engine.attention import Span, reference_batch
-from lopa.engine.kernels.attention import TILE, Rows, attend, most_tiles
+from lopa.engine.kernels.attention import LARGE, SMALL, Rows, attend, most_tiles
 from lopa.engine.pages import PAGE
 
 # (rows' lengths, cached, start, block size or None): one plan each
 Case = tuple[list[int], int, int, int | None]
 
 
-def run(cases: list[Case], heads: int, kv_heads: int, dim: int, splits: int) -> None:
+def run(
+    cases: list[Case], heads: int, kv_heads: int, dim: int, splits: int, tile: int = SMALL
+) -> None:
     generator = torch.Generator().manual_seed(len(cases) * heads + dim)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -43,18 +45,18 @@ def run(cases: list[Case], heads: int, kv_heads: int, dim: int, splits: int) -> 
         ids = None if size is None else torch.arange(max(lengths)) // size
         spans.append(Span(at, lengths, torch.from_numpy(places), ids))
         for length in lengths:
-            for first in range(0, length * heads // kv_heads, TILE):
+            for first in range(0, length * heads // kv_heads, tile):
                 tiles.append((len(rows), first))
             rows.append((at, length, start, cached, slot))
             if ids is not None:
                 blocks[at : at + length] = ids[:length]
             at += length
-    spare = most_tiles(tokens, len(rows), heads // kv_heads) - len(tiles)
+    spare = most_tiles(tokens, len(rows), heads // kv_heads, tile) - len(tiles)
     assert spare >= 0
     tiles += [(-1, 0)] * spare
     columns = [torch.tensor(x, dtype=torch.int32) for x in zip(*rows, strict=True)]
     tile_row, tile_at = (torch.tensor(x, dtype=torch.int32) for x in zip(*tiles, strict=True))
-    layout = Rows(tile_row, tile_at, *columns, blocks, table.int())
+    layout = Rows(tile_row, tile_at, *columns, blocks, table.int(), tile)
     ours = attend(q, k, v, pool_k, pool_v, layout, splits=splits)
     plain = reference_batch(q, k, v, pool_k, pool_v, spans)
     error = (ours - plain).norm() / plain.norm()
@@ -89,7 +91,7 @@ def test_equals_the_equation(heads: int, kv_heads: int, dim: int, splits: int) -
     ],
 )
 def test_odd_shapes(case: Case) -> None:
-    run([case], 7, 1, 16, 1)
+    run([case], 7, 1, 16, 1, LARGE)
     run([case], 7, 1, 16, 4)
 
 
@@ -97,4 +99,4 @@ def test_heads_must_lie_side_by_side() -> None:
     x = torch.zeros(4, 2, 16).transpose(0, 1)
     empty = torch.zeros(0, dtype=torch.int32)
     with pytest.raises(ValueError, match="side by side"):
-        attend(x, x, x, x, x, Rows(*[empty] * 9))
+        attend(x, x, x, x, x, Rows(*[empty] * 9, SMALL))

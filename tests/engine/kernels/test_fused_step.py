@@ -14,6 +14,8 @@ from lopa.engine.fused import FusedStep
 from lopa.engine.paged import PagedRunner
 from lopa.engine.quantize import quantize
 
+pytestmark = pytest.mark.engine
+
 
 @pytest.fixture(autouse=True)
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,225 @@
+"""An endpoint under load: requests arrive as from many people, whether or not it keeps up.
+
+Open loop: arrivals are a Poisson process of a given rate, drawn beforehand, and a request's times
+count from when it was due, so that an endpoint that falls behind cannot hide it. Any endpoint that
+speaks OpenAI's API with streams will do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from lopa.errors import LopaError
+
+PERCENTILES = (50, 95, 99)
+_TIMEOUT = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where to ask, and what every request says beside its prompt."""
+
+    url: str  # up to and including /v1
+    model: str
+    api_key: str | None = None
+    chat: bool = False
+    body: dict[str, Any]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+
+@dataclass(slots=True)
+class Answer:
+    """What became of one request; times in seconds from when it was due."""
+
+    status: int = 0  # 0: the connection failed
+    first_text: float | None = None
+    seconds: float = 0.0
+    tokens: int = 0
+    error: str | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self.status == 200 and self.error is None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One offered load and what came of it."""
+
+    offered: float  # requests per second
+    requests: int
+    completed: int
+    refused: int  # 429 and 503
+    failed: int
+    seconds: float  # until the last answer
+    requests_per_second: float  # completed
+    tokens_per_second: float
+    latency: dict[str, float]  # percentile → seconds, of the completed
+    first_text: dict[str, float]
+
+
+async def first_model(url: str, api_key: str | None) -> str:
+    """The name of what an endpoint serves."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        async with httpx.AsyncClient(headers=headers, timeout=30) as client:
+            response = await client.get(f"{url}/models")
+            response.raise_for_status()
+            return str(response.json()["data"][0]["id"])
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+        raise LopaError(
+            f"{url}/models does not answer as OpenAI's API would ({error}): see --url and --api-key"
+        ) from None
+
+
+async def offer(
+    endpoint: Endpoint,
+    prompts: Sequence[str],
+    *,
+    rate: float,
+    seconds: float,
+    seed: int,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Load:
+    """Offer `rate` requests per second for so long, and wait for the last answer."""
+    due = arrivals(rate, seconds, seed)
+    answers: list[Answer] = []
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(
+        headers=endpoint.headers, timeout=_TIMEOUT, limits=limits
+    ) as client:
+        began = time.perf_counter()
+
+        async def one(number: int, at: float) -> None:
+            await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
+            answers.append(await _ask(client, endpoint, prompts[number % len(prompts)], began + at))
+            progress(len(answers))
+
+        await asyncio.gather(*(one(number, at) for number, at in enumerate(due)))
+        spent = time.perf_counter() - began
+    return summarise(rate, answers, spent)
+
+
+def arrivals(rate: float, seconds: float, seed: int) -> list[float]:
+    """Times of a Poisson process, at least one."""
+    draw = random.Random(seed)
+    times = [draw.expovariate(rate)]
+    while times[-1] < seconds:
+        times.append(times[-1] + draw.expovariate(rate))
+    return times[:-1] or times
+
+
+def summarise(rate: float, answers: Sequence[Answer], seconds: float) -> Load:
+    done = [answer for answer in answers if answer.complete]
+    refused = sum(answer.status in (429, 503) for answer in answers)
+    return Load(
+        offered=rate,
+        requests=len(answers),
+        completed=len(done),
+        refused=refused,
+        failed=len(answers) - len(done) - refused,
+        seconds=seconds,
+        requests_per_second=len(done) / seconds,
+        tokens_per_second=sum(answer.tokens for answer in done) / seconds,
+        latency=percentiles([answer.seconds for answer in done]),
+        first_text=percentiles([a.first_text for a in done if a.first_text is not None]),
+    )
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """By nearest rank: each is a value that was measured. Empty when there is none."""
+    ordered = sorted(values)
+    return {f"p{p}": ordered[math.ceil(p / 100 * len(ordered)) - 1] for p in PERCENTILES if ordered}
+
+
+async def _ask(client: httpx.AsyncClient, endpoint: Endpoint, prompt: str, due: float) -> Answer:
+    answer = Answer()
+    try:
+        await _stream(client, endpoint, prompt, due, answer)
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        answer.error = f"{type(error).__name__}: {error}"
+    answer.seconds = time.perf_counter() - due
+    return answer
+
+
+async def _stream(
+    client: httpx.AsyncClient, endpoint: Endpoint, prompt: str, due: float, answer: Answer
+) -> None:
+    path = "chat/completions" if endpoint.chat else "completions"
+    asked: dict[str, Any] = {"prompt": prompt}
+    if endpoint.chat:
+        asked = {"messages": [{"role": "user", "content": prompt}]}
+    body = {
+        "model": endpoint.model,
+        **asked,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **endpoint.body,
+    }
+    ended = False
+    async with client.stream("POST", f"{endpoint.url}/{path}", json=body) as response:
+        answer.status = response.status_code
+        if response.status_code != 200:
+            answer.error = (await response.aread()).decode("utf-8", "replace")[:200]
+            return
+        async for line in response.aiter_lines():
+            data = line.removeprefix("data:").strip()
+            if not line.startswith("data:") or not data:
+                continue
+            if data == "[DONE]":
+                ended = True
+                continue
+            event = json.loads(data)
+            if event.get("error"):
+                answer.error = str(event["error"])[:200]
+                return
+            if event.get("usage"):
+                answer.tokens = int(event["usage"]["completion_tokens"])
+            if answer.first_text is None and any(map(_text, event.get("choices") or [])):
+                answer.first_text = time.perf_counter() - due
+    if not ended:
+        answer.error = "the stream broke off"
+
+
+def _text(choice: dict[str, Any]) -> str:
+    return choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+
+
+def draw_picture(loads: Sequence[Load], path: str) -> None:
+    """Latency, time to first text and throughput against offered load."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    offered = [load.offered for load in loads]
+    for name, values, colour in (
+        ("latency", [load.latency for load in loads], "tab:blue"),
+        ("first text", [load.first_text for load in loads], "tab:orange"),
+    ):
+        for key, style in (("p50", "-"), ("p95", "--"), ("p99", ":")):
+            found = [value.get(key, math.nan) for value in values]
+            left.plot(offered, found, style, color=colour, marker="o", label=f"{name} {key}")
+    left.set(xlabel="offered requests/s", ylabel="seconds", yscale="log")
+    left.legend(fontsize="small")
+    right.plot(offered, offered, ":", color="grey", label="offered")
+    right.plot(offered, [load.requests_per_second for load in loads], marker="o", label="answered")
+    right.plot(
+        offered, [load.refused / load.seconds for load in loads], marker="x", label="refused"
+    )
+    right.set(xlabel="offered requests/s", ylabel="requests/s")
+    right.legend(fontsize="small")
+    figure.savefig(path, dpi=120)

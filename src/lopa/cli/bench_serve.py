@@ -1,0 +1,119 @@
+"""`lopa bench serve`: an endpoint under load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lopa.cli.bench import print_table
+from lopa.cli.options import JsonOption
+from lopa.cli.terminal import notes
+from lopa.errors import ConfigError, LopaError
+from lopa.writing import check_writable
+
+if TYPE_CHECKING:
+    from lopa.bench.load import Load
+
+
+def bench_serve(
+    url: Annotated[
+        str, typer.Option(help="The endpoint, up to and including /v1.")
+    ] = "http://127.0.0.1:8000/v1",
+    rates: Annotated[str, typer.Option(help="Requests per second to offer.")] = "0.5,1,2,4",
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to offer each.")] = 30.0,
+    model: Annotated[
+        str | None, typer.Option(help="Name to ask for (default: the first that is served).")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="LOPA_API_KEY", help="Key to show.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Ask as a chat.")] = False,
+    task: Annotated[str, typer.Option(help="Built-in task that the prompts come from.")] = "words",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Room for an answer.")] = 128,
+    body: Annotated[
+        str, typer.Option(metavar="JSON", help='More fields for every request: {"branches": 3}.')
+    ] = "{}",
+    seed: Annotated[int, typer.Option(min=0, help="Of prompts and arrivals.")] = 0,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the figures (needs lopa[plots]).")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Offer requests to an endpoint at given rates, whether or not it keeps up.
+
+    Arrivals are a Poisson process, and times count from when a request was due. Latency and time
+    to the first text are percentiles of the answers that were completed.
+    """
+    offered, more = _rates(rates), _fields(body)
+    if picture is not None:
+        check_writable(picture, "picture")
+    from lopa.evaluation.evaluate import problems
+
+    prompts = [problem.prompt for problem in problems(task, "eval", 50, seed)]
+    try:
+        from lopa.bench.load import Endpoint, draw_picture, first_model, offer
+    except ImportError as error:
+        raise LopaError(f"this needs {error.name}: pip install 'lopa[serve]'") from None
+    url = url.rstrip("/")
+    endpoint = Endpoint(
+        url=url,
+        model=model or asyncio.run(first_model(url, api_key)),
+        api_key=api_key,
+        chat=chat,
+        body={"max_tokens": max_tokens, **more},
+    )
+    console = notes()
+    found: list[Load] = []
+    for rate in offered:
+        with console.status(f"{rate:g} requests/s") if console.is_terminal else nullcontext():
+            load = offer(endpoint, prompts, rate=rate, seconds=seconds, seed=seed)
+            found.append(asyncio.run(load))
+    if picture is not None:
+        try:
+            draw_picture(found, str(picture))
+        except ImportError as error:
+            raise LopaError(f"the picture needs {error.name}: pip install 'lopa[plots]'") from None
+    if as_json:
+        settings = {"url": url, "model": endpoint.model, "task": task, **endpoint.body}
+        print(json.dumps({**settings, "loads": [asdict(load) for load in found]}))
+        return
+    print(f"{endpoint.model} at {url}; {seconds:g} s of {task} at each rate")
+    print("latency and first text are p50 / p95 / p99, in seconds")
+    heads = ("offered/s", "answered/s", "refused", "failed", "tokens/s", "latency", "first text")
+    print_table(heads, [_row(load) for load in found])
+
+
+def _row(load: Load) -> tuple[str, ...]:
+    return (
+        f"{load.offered:g}",
+        f"{load.requests_per_second:.2f}",
+        str(load.refused),
+        str(load.failed),
+        f"{load.tokens_per_second:.1f}",
+        " / ".join(f"{value:.2f}" for value in load.latency.values()),
+        " / ".join(f"{value:.2f}" for value in load.first_text.values()),
+    )
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 < rate <= 10_000 for rate in found):
+        raise ConfigError("rates must be numbers above 0, separated by commas")
+    return found
+
+
+def _fields(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError('body must be a JSON object, such as {"branches": 3}')
+    return found

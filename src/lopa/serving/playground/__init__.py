@@ -1,0 +1,91 @@
+"""The playground: a page that shows a filling order being searched.
+
+Plain HTML, CSS and ES modules, served from memory: no path of a request is ever opened. The page
+loads nothing from elsewhere, runs no script that is not a file here, and writes what a model said
+as text only; the headers hold the browser to all three.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from lopa.serving.playground.info import describe
+
+_STATIC = Path(__file__).parent / "static"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    # Kept by the browser and asked for again each time, which costs an empty 304: a page and its
+    # modules are never of two versions.
+    "Cache-Control": "no-cache",
+}
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    body: bytes
+    kind: str
+    tag: str
+
+
+@functools.cache
+def _files() -> dict[str, _File]:
+    found = {}
+    for path in sorted(_STATIC.iterdir()):
+        if path.suffix in _TYPES:
+            body = path.read_bytes()
+            tag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
+            found[path.name] = _File(body, _TYPES[path.suffix], tag)
+    return found
+
+
+def _answer(request: Request, name: str) -> Response:
+    file = _files().get(name)
+    if file is None:
+        raise HTTPException(404, "the playground has no such file")
+    headers = {**_HEADERS, "ETag": file.tag}
+    if file.tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(file.body, media_type=file.kind, headers=headers)
+
+
+@router.api_route("/", methods=["GET", "HEAD"])
+async def page(request: Request) -> Response:
+    return _answer(request, "index.html")
+
+
+@router.get("/playground/info")
+async def info(request: Request) -> Response:
+    """What the page needs to know of the model and its settings."""
+    state = request.app.state
+    # What the engine says about itself: nothing before it is up. Replicas are not asked.
+    engine: dict[str, Any] | None = getattr(state.backend, "engine", None)
+    if engine is not None and not engine:
+        message = "The model is still loading."
+        return JSONResponse({"error": {"message": message}}, 503, {"Retry-After": "2"})
+    return JSONResponse(describe(state.model, engine or {}), headers={"Cache-Control": "no-store"})
+
+
+@router.api_route("/playground/{name}", methods=["GET", "HEAD"])
+async def static(request: Request, name: str) -> Response:
+    return _answer(request, name)

@@ -1,0 +1,169 @@
+"""What the page is told: the model, its settings and how they depend on each other, examples.
+
+Defaults, ranges and choices are read from `DecodeConfig`; the words are those of the command line.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import fields
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from lopa.config import (
+    PRESETS,
+    DecodeConfig,
+    DecoderName,
+    ScoreName,
+    WindowName,
+    limits,
+    options_of,
+)
+from lopa.fields import FIELDS
+from lopa.models.files import BUILT_IN
+from lopa.version import VERSION
+
+# Seeds of the built-in tasks, chosen for questions that are short and answers that are not.
+_EXAMPLES = (
+    ("Roses", "words", 3),
+    ("Swimming", "words", 5),
+    ("Photos", "words", 6),
+    ("Sum below", "functions", 7),
+    ("Count unique", "functions", 3),
+)
+_GENERAL = (
+    ("Sky", "Question: Why is the sky blue in the day and red in the evening?\nAnswer:"),
+    ("Prime", "Write a Python function that says whether a number is prime.\n"),
+)
+_HINTS = {
+    "tiny": "It knows word problems and small Python functions; a prompt ends with a line break.",
+}
+_SLIDER_BRANCHES = 16  # how far the slider goes; the field takes as many as there may be
+_RACE_TOKENS = 128  # vanilla decodes all of them, so a race on a laptop has less room
+
+
+def describe(model: str, engine: Mapping[str, Any]) -> dict[str, Any]:
+    """engine: what the engine says about itself; `settings` are those of a request without any."""
+    usual = engine.get("settings") or DecodeConfig().settings()
+    decoders = [d for d in get_args(DecoderName) if d in engine.get("decoders", [d])]
+    return {
+        "model": model,
+        "version": VERSION,
+        "chat": bool(engine.get("chat")),
+        "defaults": usual,
+        "fields": [_field(name, decoders) for name in FIELDS],
+        "variants": _variants(usual, decoders),
+        "presets": _presets() if "lopa" in decoders else {},
+        "examples": _examples(model),
+        "hint": _HINTS.get(model, ""),
+        "contestants": _contestants(decoders),
+        "start": {"max_new_tokens": min(_RACE_TOKENS, usual["max_new_tokens"])},
+    }
+
+
+def _field(name: str, decoders: list[str]) -> dict[str, Any]:
+    hint = get_type_hints(DecodeConfig)[name]
+    if get_origin(hint) in (Union, UnionType):
+        parts = [part for part in get_args(hint) if part is not type(None)]
+    else:
+        parts = [hint]
+    group, line = FIELDS[name]
+    described: dict[str, Any] = {"name": name, "group": group, "line": line}
+    plain = [part for part in parts if get_origin(part) is not Literal]
+    words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
+    if not plain:
+        choices = decoders if name == "decoder" else words
+        return {**described, "kind": "choice", "choices": choices}
+    kind = plain[0]
+    if kind is bool:
+        return {**described, "kind": "bool"}
+    if get_origin(kind) is tuple:
+        return {**described, "kind": "texts"}
+    low, high = limits(name) or (None, None)
+    described |= {"kind": "int" if kind is int else "number", "low": low, "high": high}
+    if name == "branches":
+        described["slider"] = _SLIDER_BRANCHES
+    return {**described, "words": words} if words else described
+
+
+def _variants(usual: Mapping[str, Any], decoders: list[str]) -> list[dict[str, Any]]:
+    """For every combination that decides which options there are: their names and defaults."""
+    plain = DecodeConfig(decoder=usual["decoder"], window=_window(usual)).settings()
+    changed = {n: v for n, v in usual.items() if n != "decoder" and v != plain.get(n)}
+    found = []
+    for decoder in decoders:
+        windows = get_args(WindowName) if decoder == "lopa" else (None,)
+        scores = get_args(ScoreName) if decoder == "lopa" else (None,)
+        for window in _first(windows, usual.get("window")):
+            for score in _first(scores, usual.get("score")):
+                found.append(_variant(decoder, window, score, changed))
+    return found
+
+
+def _variant(decoder: Any, window: Any, score: Any, changed: Mapping[str, Any]) -> dict[str, Any]:
+    settings = DecodeConfig(decoder=decoder, window=window, score=score).settings()
+    used = [
+        name for name in FIELDS if name in _COMMON or name in options_of(decoder, window, score)
+    ]
+    if window is None:  # a decoder's own window is not to choose
+        used.remove("window")
+    changed = {name: value for name, value in changed.items() if name not in ("window", "score")}
+    defaults = {name: changed.get(name, settings.get(name)) for name in used}
+    return {
+        "decoder": decoder,
+        "window": window,
+        "score": score,
+        "used": used,
+        "defaults": {name: value for name, value in defaults.items() if value is not None},
+    }
+
+
+# What every decoder has.
+_COMMON = frozenset(f.name for f in fields(DecodeConfig)) - frozenset(
+    name for d in get_args(DecoderName) for w in get_args(WindowName) for name in options_of(d, w)
+)
+
+
+def _window(usual: Mapping[str, Any]) -> Any:
+    return usual.get("window") if usual["decoder"] == "lopa" else None
+
+
+def _first(values: tuple[Any, ...], usual: Any) -> list[Any]:
+    """The usual one first: the page takes the first that fits."""
+    return sorted(values, key=lambda value: value != usual)
+
+
+def _presets() -> dict[str, dict[str, Any]]:
+    """What each preset sets, less what would be the same without it."""
+    usual = DecodeConfig().settings()
+    return {
+        name: {k: v for k, v in DecodeConfig.preset(name).settings().items() if v != usual.get(k)}
+        for name in PRESETS
+    }
+
+
+@functools.cache
+def _examples(model: str) -> list[dict[str, str]]:
+    if model not in BUILT_IN:
+        return [{"name": name, "prompt": prompt} for name, prompt in _GENERAL]
+    from lopa.evaluation.tasks import generate
+
+    return [
+        {"name": name, "prompt": generate(task, seed, "eval").prompt}
+        for name, task, seed in _EXAMPLES
+    ]
+
+
+def _contestants(decoders: list[str]) -> list[dict[str, Any]]:
+    """Who meets in the race view, to begin with."""
+    hints = get_args(get_type_hints(DecodeConfig)["branches"])
+    auto = any(get_origin(hint) is Literal and "auto" in get_args(hint) for hint in hints)
+    wanted: list[dict[str, Any]] = [
+        {"decoder": "vanilla"},
+        {"decoder": "d2f"},
+        {"decoder": "lopa", "branches": 7},
+        {"decoder": "lopa", "branches": "auto" if auto else 15},
+    ]
+    fitting = [settings for settings in wanted if settings["decoder"] in decoders]
+    return fitting or [{"decoder": decoder} for decoder in decoders]

@@ -1,0 +1,351 @@
+// The generate view: one prompt, its answer as it is filled, the branches, and time.
+
+import { apiKey, ServerError, stream } from "./api.js";
+import { BranchLanes, story } from "./branches.js";
+import { LEVELS, STEP_LABELS } from "./colour.js";
+import { download, fixed, h, plural, setText, visible } from "./dom.js";
+import { TokenGrid } from "./grid.js";
+import { Notice } from "./notice.js";
+import { Player, playerKeys } from "./player.js";
+import { decodeSettings, encodeSettings, SettingsForm } from "./settings.js";
+import { hideTip, showTip } from "./tip.js";
+import { readTrace, Run, TraceError } from "./trace.js";
+
+const TEXT_EVERY = 250; // ms, while time runs
+const PARTS = ["tokens", "lanes", "more lanes", "round", "text"];
+
+export class GenerateView {
+  constructor(root, info, { onaddress }) {
+    this.root = root;
+    this.info = info;
+    this.onaddress = onaddress;
+    this.run = null;
+    this.textShown = 0;
+    this.wanted = new Set(); // parts that are to be shown
+    this.turn = PARTS.length - 1;
+    this.running = null; // AbortController of the run in progress
+    this.element = Object.fromEntries(
+      [...root.querySelectorAll("[id]")].map((element) => [element.id, element]),
+    );
+    const e = this.element;
+    this.notice = new Notice(e["notice"]);
+    this.settings = new SettingsForm(e["settings"], info, {
+      open: ["Decoding"],
+      onchange: () => onaddress(),
+    });
+    this.grid = new TokenGrid(e["grid"], {
+      onpick: (position) => this.#pick(position),
+      ondetail: (position, cell) => {
+        if (position === null) hideTip();
+        else showTip(cell, this.grid.describe(position));
+      },
+    });
+    this.lanes = new BranchLanes(e["lanes"], { onpoint: (position) => this.grid.point(position) });
+    this.player = new Player(
+      {
+        back: e["step-back"],
+        play: e["play"],
+        forward: e["step-forward"],
+        first: e["to-first"],
+        last: e["to-last"],
+        scrubber: e["scrubber"],
+        speed: e["speed"],
+        label: e["round-label"],
+      },
+      (round, moving) => this.show(round, moving),
+    );
+    playerKeys(this.player, () => !root.hidden);
+    this.#compose();
+    this.#files();
+    this.#legend();
+  }
+
+  // -- the request -------------------------------------------------------------------------------
+
+  #compose() {
+    const e = this.element;
+    for (const { name, prompt } of this.info.examples) {
+      const chip = h("button", { type: "button", class: "chip", title: prompt }, name);
+      chip.addEventListener("click", () => {
+        e["prompt"].value = prompt;
+        this.onaddress();
+        e["prompt"].focus();
+      });
+      e["examples"].append(chip);
+    }
+    e["examples"].hidden = !this.info.examples.length;
+    if (this.info.hint) setText(e["prompt-hint"], `${this.info.hint} Ctrl + Enter runs it.`);
+    e["all-settings"].open = matchMedia("(min-width: 900px)").matches;
+    e["chat-row"].hidden = !this.info.chat;
+    e["prompt"].value = this.info.examples[0]?.prompt ?? "";
+    e["prompt"].addEventListener("input", () => this.onaddress());
+    e["chat"].addEventListener("change", () => this.onaddress());
+    e["prompt"].addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.start();
+    });
+    e["compose"].addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.start();
+    });
+    e["stop"].addEventListener("click", () => this.running?.abort());
+    e["api-key"].value = apiKey.get();
+    e["api-key"].addEventListener("input", () => apiKey.set(e["api-key"].value.trim()));
+    e["colour"].addEventListener("change", () => {
+      this.grid.setColour(e["colour"].value);
+      this.#legend();
+    });
+  }
+
+  body() {
+    const e = this.element;
+    const prompt = e["prompt"].value;
+    const chat = this.info.chat && e["chat"].checked;
+    return {
+      path: chat ? "v1/chat/completions" : "v1/completions",
+      body: {
+        model: this.info.model,
+        ...(chat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
+        ...this.settings.values(),
+      },
+    };
+  }
+
+  async start() {
+    this.running?.abort();
+    this.notice.clear();
+    this.settings.complain(null);
+    if (!this.element["prompt"].value.trim()) {
+      this.notice.show("Write a prompt first.");
+      this.element["prompt"].focus();
+      return;
+    }
+    const control = (this.running = new AbortController());
+    const run = new Run();
+    this.#state("running");
+    setText(this.element["status"], "Waiting for the first round …");
+    try {
+      const { path, body } = this.body();
+      for await (const record of stream(path, body, control.signal)) {
+        const type = run.push(record);
+        if (type === "run") this.open(run, true);
+        if (type === "error") throw new ServerError(run.error.message ?? "The run failed.");
+        if (type !== "round") continue;
+        if (run.total === 1) setText(this.element["status"], "Running …");
+        this.player.extend(run.total, run.seconds);
+      }
+    } catch (error) {
+      this.#failed(error, run, control);
+    } finally {
+      if (this.running === control) {
+        this.running = null;
+        this.#state(this.run ? "shown" : "empty");
+        if (this.run === run) this.player.end();
+        if (run.done) this.#finished();
+      }
+    }
+  }
+
+  #failed(error, run, control) {
+    if (error.name === "AbortError") {
+      if (this.running === control) setText(this.element["status"], `Stopped in round ${run.total}.`);
+      return;
+    }
+    setText(this.element["status"], "");
+    if (error instanceof TraceError) {
+      this.notice.show(`The server sent what this page cannot read (${error.message}).`);
+      return;
+    }
+    if (!(error instanceof ServerError)) throw error;
+    if (error.param) this.settings.complain(error.param, error.message);
+    const kept = run.total ? `The ${plural(run.total, "round")} that arrived are kept. ` : "";
+    this.notice.failed(error, { kept, again: () => this.start() });
+  }
+
+  #finished() {
+    const { run } = this;
+    const reasons = {
+      eos: "the model ended its text",
+      stop: "a stop string came",
+      length: "the room was used up",
+      rounds: "the limit of rounds was reached",
+    };
+    const [tokens, rounds] = [run.tokens[run.total], run.total];
+    setText(
+      this.element["status"],
+      `Finished: ${plural(tokens, "token")} in ${plural(rounds, "round")}; ` +
+        `${reasons[run.end.finish] ?? run.end.finish}.`,
+    );
+  }
+
+  #state(state) {
+    const e = this.element;
+    this.root.dataset.state = state;
+    const pressed = [e["run"], e["stop"]].includes(document.activeElement);
+    e["stop"].hidden = state !== "running";
+    e["run"].hidden = state === "running";
+    if (pressed) (state === "running" ? e["stop"] : e["run"]).focus(); // one takes the other's place
+    e["welcome"].hidden = state !== "empty";
+    e["stage"].hidden = this.run === null;
+    e["save"].disabled = !this.run?.done;
+  }
+
+  // -- showing -----------------------------------------------------------------------------------
+
+  open(run, live = false) {
+    this.run = run;
+    const e = this.element;
+    this.grid.setRun(run);
+    this.#state(live ? "running" : "shown");
+    const pieces = run.promptIds.map((_, index) => run.promptPiece(index));
+    setText(e["prompt-text"], pieces.map((piece) => piece.replaceAll("\n", "↵\n")).join(""));
+    setText(e["answer"], "");
+    e["answer"].setAttribute("aria-live", live ? "polite" : "off");
+    this.player.reset(live);
+    if (live) {
+      this.show(0);
+    } else {
+      this.player.extend(run.total, run.seconds);
+      this.player.go(run.total);
+      this.#finished();
+    }
+  }
+
+  // Everything at once, or, while time runs, a part a frame: in turn, each at the newest round.
+  show(round, moving = false) {
+    if (!this.run) return;
+    hideTip();
+    this.round = round;
+    const now = performance.now();
+    // A long text is costly to lay out, and nobody reads it at sixty versions a second.
+    const text = !moving || now - this.textShown > TEXT_EVERY;
+    if (text) this.textShown = now;
+    PARTS.forEach((part) => (part !== "text" || text) && this.wanted.add(part));
+    if (moving) this.#nextPart();
+    else while (this.wanted.size) this.#showPart();
+  }
+
+  #nextPart() {
+    if (this.due || !this.wanted.size) return;
+    this.#showPart();
+    this.due = requestAnimationFrame(() => {
+      this.due = 0;
+      this.#nextPart();
+    });
+  }
+
+  #showPart() {
+    do this.turn = (this.turn + 1) % PARTS.length;
+    while (!this.wanted.has(PARTS[this.turn]));
+    const part = PARTS[this.turn];
+    this.wanted.delete(part);
+    if (part === "tokens") this.#showTokens();
+    else if (part === "round") this.#showRound();
+    else if (part === "text") this.#showText();
+    else this.lanes.show(this.run, this.round, part === "lanes" ? 0 : 1);
+  }
+
+  #showTokens() {
+    const { run, round, element: e } = this;
+    this.grid.show(round);
+    const tokens = run.tokens[round];
+    const seconds = run.seconds[round];
+    setText(e["count-rounds"], String(round));
+    setText(e["count-tokens"], String(tokens));
+    setText(e["count-tpf"], round ? fixed(tokens / round, 2) : "–");
+    setText(e["count-speed"], seconds ? fixed(tokens / seconds, 1) : "–");
+  }
+
+  #showRound() {
+    const { run, round, element: e } = this;
+    const record = run.rounds[round - 1];
+    setText(e["story"], story(run, round));
+    setText(e["branches-title"], record ? `Branches of round ${round}` : "Branches");
+    const cached = record ? record.cached + record.committed : 0;
+    setText(
+      e["prompt-state"],
+      `${plural(run.prompt, "token")}${cached >= run.prompt && run.prompt ? " · in the cache" : ""}`,
+    );
+  }
+
+  #showText() {
+    const { run, round, element: e } = this;
+    this.#text(run.textAt(round));
+    setText(e["provisional"], run.provisionalAt(round));
+    if (run.done && round >= run.total) e["answer"].setAttribute("aria-live", "off");
+  }
+
+  // Text grows at its end while a run is live: what is added is all that a reader is told.
+  #text(text) {
+    const answer = this.element["answer"];
+    const before = answer.textContent;
+    if (text === before) return;
+    if (text.startsWith(before)) answer.append(text.slice(before.length));
+    else answer.textContent = text;
+  }
+
+  #pick(position) {
+    const cell = this.run.cells.get(position);
+    if (cell) this.player.go(cell.round);
+  }
+
+  repaint() {
+    this.lanes.repaint();
+  }
+
+  #legend() {
+    const e = this.element;
+    const by = e["colour"].value;
+    const swatches = Array.from({ length: LEVELS }, (_, level) =>
+      h("i", {
+        class: `swatch ${by === "round" ? "r" : "c"}${level}`,
+        title: by === "round" ? "" : `above ${STEP_LABELS[level]}`,
+      }),
+    );
+    const [low, high] = by === "round" ? ["first round", "last"] : ["unsure", "sure"];
+    e["scale"].replaceChildren(low, h("span", { class: "swatches" }, ...swatches), high);
+  }
+
+  // -- trace files -------------------------------------------------------------------------------
+
+  #files() {
+    const e = this.element;
+    e["save"].addEventListener("click", () => {
+      const name = (this.run.settings.decoder ?? "run") + `-${this.run.total}-rounds.jsonl`;
+      download(name, this.run.toFile());
+    });
+    for (const button of [e["open"], e["welcome-open"]]) {
+      button.addEventListener("click", () => e["file"].click());
+    }
+    e["file"].addEventListener("change", () => {
+      if (e["file"].files[0]) this.openFile(e["file"].files[0]);
+      e["file"].value = "";
+    });
+  }
+
+  async openFile(file) {
+    this.running?.abort();
+    this.running = null;
+    this.notice.clear();
+    try {
+      this.open(readTrace(await file.text()));
+    } catch (error) {
+      this.notice.show(`${visible(file.name)} is not a complete lopa trace (${error.message}).`);
+    }
+  }
+
+  // -- address -----------------------------------------------------------------------------------
+
+  address() {
+    const search = encodeSettings(this.settings.values());
+    search.append("prompt", this.element["prompt"].value);
+    if (this.element["chat"].checked) search.append("chat", "true");
+    return search;
+  }
+
+  restore(search) {
+    if (search.has("prompt")) this.element["prompt"].value = search.get("prompt");
+    this.element["chat"].checked = search.get("chat") === "true";
+    this.settings.set(decodeSettings(search, this.info));
+  }
+}
+

@@ -1,0 +1,259 @@
+// One reader for a run, whether it arrives as a stream or as a trace file: `run`, `round` and
+// `end` records in that order. A position is filled once and never emptied again, so the state
+// after any round follows from the round in which each position was filled.
+
+export class TraceError extends Error {}
+
+const VERSION = 1;
+// What a file keeps of a round; a stream says more.
+const ROUND = [
+  ...["index", "start", "cached", "committed", "branches", "winner"],
+  ...["fills", "spawned", "blocks", "seconds"],
+];
+const MOST_TOKENS = 200_000; // of a file that somebody drops here; no model has as much room
+
+export class Run {
+  constructor() {
+    this.promptIds = [];
+    this.promptPieces = null; // texts of the prompt's tokens, where a stream gives them
+    this.settings = {};
+    this.rounds = [];
+    this.pieces = new Map(); // token id → text
+    this.cells = new Map(); // position → {token, prob, kind, round}
+    this.filledIn = [[]]; // by round, from 0: positions filled in it
+    this.blocks = []; // {start, end, round}: in order, and the round that showed it first
+    this.tokens = [0]; // by round: filled up to the first end of text
+    this.seconds = [0]; // by round: time of all rounds so far
+    this.sent = [""]; // by round: final text so far, where a stream gives it
+    this.end = null;
+    this.error = null;
+    this.eos = new Set(); // tokens that end a text
+    this.streamed = false;
+  }
+
+  get total() {
+    return this.rounds.length;
+  }
+
+  get prompt() {
+    return this.promptIds.length;
+  }
+
+  get done() {
+    return this.end !== null;
+  }
+
+  // Take the next record; returns its type.
+  push(record) {
+    const type = record?.type;
+    if (type === "run") this.#begin(record);
+    else if (type === "round") this.#round(record);
+    else if (type === "end") this.#finish(record);
+    else if (type === "error") this.error = record.error ?? {};
+    else throw new TraceError(`a line of unknown type ${JSON.stringify(type) ?? ""}`);
+    return type;
+  }
+
+  #begin(record) {
+    if (this.total || this.prompt) throw new TraceError("a second run line");
+    if (record.version !== undefined && record.version !== VERSION) {
+      throw new TraceError(`version ${record.version} where ${VERSION} is read`);
+    }
+    this.promptIds = list(record.prompt_ids, "prompt_ids");
+    this.promptPieces = Array.isArray(record.prompt_pieces) ? record.prompt_pieces : null;
+    this.settings = record.settings ?? {};
+    this.id = record.id ?? null;
+    for (const id of record.eos_ids ?? []) this.eos.add(id);
+    this.#learn(record.pieces);
+  }
+
+  #round(record) {
+    if (this.done) throw new TraceError("a round after the end");
+    const index = this.total + 1;
+    const branches = list(record.branches, "branches");
+    const winner = branches[record.winner];
+    if (!winner) throw new TraceError(`round ${index} has no winner`);
+    const filled = [];
+    const put = (placed, kind) => {
+      const position = whole(placed.position, "position");
+      this.cells.set(position, {
+        token: whole(placed.token, "token"),
+        prob: number(placed.max_prob, "max_prob"),
+        kind,
+        round: index,
+      });
+      filled.push(position);
+    };
+    if (winner.lookahead) put(winner.lookahead, "lookahead");
+    for (const fill of list(record.fills, "fills")) put(fill, String(fill.kind));
+    list(record.spawned, "spawned");
+    for (const block of list(record.blocks, "blocks")) this.#block(block, index);
+    this.#learn(record.pieces);
+    this.rounds.push(record);
+    this.filledIn.push(filled);
+    this.tokens.push(this.#count(index));
+    this.seconds.push(this.seconds.at(-1) + (Number(record.seconds) || 0));
+    if (typeof record.text === "string") this.streamed = true;
+    this.sent.push(this.sent.at(-1) + (record.text ?? ""));
+  }
+
+  #block(block, index) {
+    const start = Math.max(whole(block.start, "start"), this.prompt);
+    const end = whole(block.end, "end");
+    if (end <= this.prompt) return; // the prompt itself, on its way to the cache
+    const last = this.blocks.at(-1);
+    if (last && start < last.end) return; // known
+    this.blocks.push({ start, end, round: index });
+  }
+
+  #finish(record) {
+    this.#learn(record.pieces);
+    this.end = record;
+    const ids = list(record.token_ids, "token_ids");
+    if (record.finish === "eos" && !this.eos.size && ids.length) {
+      // A file does not say which token ends a text: it is the last one, or in parity mode the
+      // one that fills the rest.
+      this.eos.add(ids.at(-1));
+      for (let round = 1; round <= this.total; round++) this.tokens[round] = this.#count(round);
+    }
+    const counted = record.summary?.tokens ?? (this.settings.early_stop === false ? null : ids.length);
+    if (this.total && Number.isInteger(counted)) this.tokens[this.total] = counted;
+  }
+
+  // Tokens filled after `round`, up to and including the first end of text.
+  #count(round) {
+    let first = Infinity;
+    for (const [position, cell] of this.cells) {
+      if (cell.round <= round && position < first && this.eos.has(cell.token)) first = position;
+    }
+    let count = 0;
+    for (const [position, cell] of this.cells) count += cell.round <= round && position <= first;
+    return count;
+  }
+
+  #learn(pieces) {
+    for (const [id, text] of Object.entries(pieces ?? {})) this.pieces.set(Number(id), String(text));
+  }
+
+  piece(token) {
+    return this.pieces.get(token) ?? `⟨${token}⟩`;
+  }
+
+  promptPiece(index) {
+    return this.promptPieces?.[index] ?? this.piece(this.promptIds[index]);
+  }
+
+  // The text that is final after `round`: as the server sent it, else put together from pieces.
+  textAt(round) {
+    if (this.done && round >= this.total && typeof this.end.text === "string") return this.end.text;
+    if (this.streamed) return this.sent[Math.min(round, this.total)];
+    let text = "";
+    for (let position = this.prompt; ; position++) {
+      const cell = this.cells.get(position);
+      if (!cell || cell.round > round || this.eos.has(cell.token)) return text;
+      text += this.piece(cell.token);
+    }
+  }
+
+  // What stands behind the final text, with gaps where there are masks, up to the end of text.
+  provisionalAt(round) {
+    let [last, first] = [this.prompt - 1, Infinity];
+    for (const [position, cell] of this.cells) {
+      if (cell.round > round) continue;
+      if (this.eos.has(cell.token)) first = Math.min(first, position);
+      else last = Math.max(last, position);
+    }
+    let text = "";
+    let settled = true;
+    for (let position = this.prompt; position < Math.min(first, last + 1); position++) {
+      const cell = this.cells.get(position);
+      const filled = cell && cell.round <= round;
+      settled &&= filled;
+      if (!settled) text += filled ? this.piece(cell.token) : "▁";
+    }
+    return text;
+  }
+
+  // Masks of the anchor as `round` found it, from the first block that may be filled on.
+  masksBefore(round) {
+    const record = this.rounds[round - 1];
+    const active = record.blocks.filter((b) => b.state === "semi" || b.state === "active");
+    const from = Math.max(active[0]?.start ?? 0, this.prompt);
+    const to = Math.max(...record.branches.map((b) => b.end));
+    const places = [];
+    for (let position = from; position < to; position++) {
+      const cell = this.cells.get(position);
+      if (!cell || cell.round >= round) places.push(position);
+    }
+    return { from, to, places };
+  }
+
+  // The lines of a trace file: what lopa.trace writes, and the text of the answer at the end.
+  *lines() {
+    const { promptIds: prompt_ids, settings } = this;
+    yield { type: "run", version: VERSION, prompt_ids, settings, eos_ids: [...this.eos] };
+    for (const round of this.rounds) {
+      yield { type: "round", ...Object.fromEntries(ROUND.map((name) => [name, round[name]])) };
+    }
+    const { token_ids, finish } = this.end;
+    const pieces = Object.fromEntries(this.pieces);
+    prompt_ids.forEach((id, index) => (pieces[id] ??= this.promptPiece(index)));
+    yield { type: "end", token_ids, finish, pieces, text: this.textAt(this.total) };
+  }
+
+  toFile() {
+    return [...this.lines()].map((line) => JSON.stringify(line) + "\n").join("");
+  }
+}
+
+// A whole trace file.
+export function readTrace(text) {
+  const run = new Run();
+  let type = null;
+  try {
+    for (const line of text.split("\n")) {
+      if (!line.trim()) continue;
+      if (type === "end") throw new TraceError("lines after its end");
+      if (type === null && !line.trimStart().startsWith("{")) throw new TraceError("no JSON Lines");
+      const before = type;
+      type = run.push(JSON.parse(line));
+      if ((type === "run") !== (before === null)) {
+        throw new TraceError("it must begin with a run line");
+      }
+    }
+  } catch (error) {
+    if (error instanceof TraceError) throw error;
+    throw new TraceError(error.message);
+  }
+  if (type !== "end") throw new TraceError("it must finish with an end line");
+  return run;
+}
+
+// Bytes of a landscape: how sure a branch was at each of its masks, 255 for certainty.
+export function landscape(branch) {
+  const text = branch.landscape ?? "";
+  const bytes = new Uint8Array(text.length >> 1);
+  for (let i = 0; i < bytes.length; i++) {
+    bytes[i] = (digit(text.charCodeAt(2 * i)) << 4) | digit(text.charCodeAt(2 * i + 1));
+  }
+  return bytes;
+}
+
+const digit = (code) => (code < 58 ? code - 48 : (code | 32) - 87); // of a hexadecimal number
+
+function list(value, name) {
+  if (!Array.isArray(value)) throw new TraceError(`${name} is missing`);
+  return value;
+}
+
+function number(value, name) {
+  if (typeof value !== "number") throw new TraceError(`${name} is not a number`);
+  return value;
+}
+
+function whole(value, name) {
+  if (!Number.isInteger(value) || value < 0 || (name !== "token" && value > MOST_TOKENS)) {
+    throw new TraceError(`${name} is out of range`);
+  }
+  return value;
+}

@@ -1,0 +1,77 @@
+"""Errors in the format of OpenAI's API, which its clients turn into exceptions of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import JSONResponse
+from starlette.types import Message, Scope, Send
+
+from lopa.serving.jobs import Failed
+
+# HTTP status → the `type` that OpenAI's API gives with it.
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+
+
+class ApiError(Exception):
+    """What the caller is told, with its HTTP status."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(retry_after)
+
+    def body(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else _TYPES[400])
+        return {
+            "error": {
+                "message": self.message,
+                "type": kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), self.status, self.headers)
+
+    async def __call__(self, scope: Scope, send: Send) -> None:
+        """Answer a request with it, below any route."""
+        await self.response()(scope, _nothing, send)
+
+
+async def _nothing() -> Message:
+    return {"type": "http.disconnect"}
+
+
+def of_failure(failed: Failed) -> ApiError:
+    if failed.kind == "invalid":
+        return ApiError(400, failed.message, param=failed.param, code="invalid_value")
+    if failed.kind == "shutdown":
+        return ApiError(503, failed.message, code="shutting_down", retry_after=1)
+    return ApiError(500, failed.message, code=f"engine_{failed.kind}")

@@ -1,0 +1,62 @@
+"""How to serve. The only place where the server's own defaults are written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lopa.errors import ConfigError
+
+LOG_FORMATS = ("plain", "json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What an engine process is started with. What is None is left to the engine's defaults."""
+
+    model: str
+    llm: dict[str, Any] = field(default_factory=dict)  # further arguments of `LLM`
+    preset: str | None = None
+    decoding: dict[str, Any] = field(default_factory=dict)  # defaults of requests
+    max_running: int | None = None
+    token_budget: int | None = None
+    max_request_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_name: str | None = None  # what requests call the model
+    api_key: tuple[str, ...] = ()
+    cors_origin: tuple[str, ...] = ()
+    max_queue: int = 64  # requests beyond those that the engine may run at once
+    max_body_bytes: int = 1 << 20
+    max_choices: int = 16  # answers that one request may ask for: prompts · n
+    drain_seconds: float = 30.0
+    stall_seconds: float = 300.0
+    log_format: str | None = None  # plain on a terminal, else JSON
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_queue", 0), ("max_body_bytes", 1), ("max_choices", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}: got {getattr(self, name)}")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be between 0 and 65535: got {self.port}")
+        if not self.drain_seconds >= 0:
+            raise ConfigError(f"drain_seconds must be at least 0: got {self.drain_seconds}")
+        if not self.stall_seconds > 0:
+            raise ConfigError(f"stall_seconds must be above 0: got {self.stall_seconds}")
+        if any(not key.strip() for key in self.api_key):
+            raise ConfigError("an API key is empty: leave the option out to serve without keys")
+        if "*" in self.cors_origin and self.api_key:
+            raise ConfigError("with API keys, name the CORS origins: * would trust every page")
+        if self.log_format not in (None, *LOG_FORMATS):
+            raise ConfigError(f"log_format must be one of {', '.join(LOG_FORMATS)}")
+
+
+def name_of(model: str) -> str:
+    """What a model is called in the API: its own name, never a path of this machine."""
+    folder = Path(model)
+    return folder.resolve().name if folder.is_dir() else model

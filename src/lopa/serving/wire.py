@@ -1,0 +1,55 @@
+"""Messages between the API and an engine process: JSON behind a length of four bytes.
+
+JSON rather than pickle: what one end holds can never become code at the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import threading
+from typing import Any
+
+_LENGTH = struct.Struct("!I")
+
+
+def frame(message: Any) -> bytes:
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+class Channel:
+    """The engine's end: blocking. Any thread may send; one thread receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._file = end.makefile("rb")
+        self._sending = threading.Lock()
+
+    def send(self, message: Any) -> None:
+        data = frame(message)
+        with self._sending:
+            self._socket.sendall(data)
+
+    def receive(self) -> Any | None:
+        """The next message; None when the other end is gone."""
+        try:
+            head = self._file.read(_LENGTH.size)
+            if len(head) < _LENGTH.size:
+                return None
+            (length,) = _LENGTH.unpack(head)
+            body = self._file.read(length)
+        except OSError:
+            return None
+        return json.loads(body) if len(body) == length else None
+
+
+async def receive(reader: asyncio.StreamReader) -> Any | None:
+    """The API's end: the next message; None when the engine is gone, even in mid-message."""
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        return json.loads(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, OSError):
+        return None

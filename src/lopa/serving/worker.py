@@ -1,0 +1,387 @@
+"""The engine process: loads the model, runs rounds, and reports what becomes of each job.
+
+Two threads. One reads orders from the API: it encodes and checks a job at once, so that a bad
+request is refused while a long round is running. The other owns the engine. The process ends when
+the API's end of the socket is closed, however that came about, so that none is left behind.
+
+An error of the model in a round (LopaError) fails the jobs that ran in it. Anything else ends the
+process: the API starts another, with clean state, and submits its jobs again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from lopa.config import DecodeConfig, options_of
+from lopa.errors import ConfigError, LopaError, PromptError
+from lopa.models.families import family_named
+from lopa.serving.jobs import Accepted, Advance, Event, Failed, Finished, Job, Token, pack
+from lopa.serving.settings import EngineConfig
+from lopa.serving.wire import Channel
+
+if TYPE_CHECKING:
+    from lopa.engine.llm import LLM
+    from lopa.engine.session import Event as Step
+    from lopa.engine.session import Session
+
+MASK = "▁"
+_LEAST_LOGPROB = -9999.0  # what OpenAI's API says for a probability of nothing
+_SUMMARY_WITHOUT = ("text", "token_ids")
+
+
+class Task:
+    """A job on its way through the engine: its session, and what has been reported of it."""
+
+    def __init__(self, job: Job, session: Session) -> None:
+        self.job = job
+        self.session = session
+        self.since = time.perf_counter()
+        self._queue_seconds: float | None = None
+        self._settled = 0
+        self._text: list[str] = []
+        self._probabilities: dict[int, float] = {}  # by position
+        self._shown: set[int] = set()  # tokens whose pieces have been sent
+
+    def accepted(self, max_tokens: int) -> Accepted:
+        ids = self.session.trace.prompt_ids
+        line = None
+        if self.job.denoise:
+            piece = self.session.tokenizer.piece if self.session.tokenizer else str
+            line = _line(
+                type="run",
+                id=self.job.id,
+                prompt_ids=ids,
+                prompt_pieces=[piece(i) for i in ids],
+                eos_ids=sorted(self.session.decoder.eos_ids),
+                settings=self.session.trace.settings,
+            )
+        return Accepted(prompt_tokens=len(ids), max_tokens=max_tokens, line=line)
+
+    def report(self, step: Step) -> Iterable[Event]:
+        """What a round comes to for whoever waits for it."""
+        record = step.round
+        if self._queue_seconds is None:
+            self._queue_seconds = time.perf_counter() - self.since - record.seconds
+        anchor = len(record.branches) - 1
+        text = step.text
+        if step.output is not None and self.session.tokenizer is None:
+            text = " ".join(map(str, step.output.token_ids))
+        yield Advance(
+            round=record.index,
+            text=text,
+            filled=sum(token != self.session.decoder.mask_id for token in step.tokens),
+            settled=self.session.taken,
+            seconds=record.seconds,
+            rank=0 if record.winner == anchor else record.winner + 1,
+            branches=len(record.branches),
+            tokens=self._tokens(step) if self.job.logprobs else [],
+            line=self._round_line(step, text) if self.job.denoise else None,
+        )
+        if step.output is not None:
+            output = step.output
+            yield Finished(
+                finish=output.finish,
+                tokens=output.tokens,
+                rounds=output.rounds,
+                tpf=output.tpf,
+                seconds=output.seconds,
+                queue_seconds=self._queue_seconds,
+                engine_seconds=time.perf_counter() - self.since,
+                line=self._end_line(step) if self.job.denoise else None,
+            )
+
+    def _tokens(self, step: Step) -> list[Token]:
+        """The tokens that became text in this round, with their probabilities when filled."""
+        record, tokenizer = step.round, self.session.tokenizer
+        won = record.branches[record.winner].lookahead
+        self._probabilities.update((fill.position, fill.max_prob) for fill in record.fills)
+        if won is not None:
+            self._probabilities[won.position] = won.max_prob
+        begin, self._settled = self._settled, self.session.taken
+        found = []
+        for index in range(begin, self._settled):
+            token = step.tokens[index]
+            probability = self._probabilities.get(self.session.decoder.prompt + index, 0.0)
+            text = tokenizer.piece(token) if tokenizer else str(token)
+            raw = tokenizer.to_bytes([token]) if tokenizer and tokenizer.is_byte_level else None
+            found.append(
+                Token(
+                    id=token,
+                    text=text,
+                    bytes=list(text.encode() if raw is None else raw),
+                    logprob=math.log(probability) if probability > 0 else _LEAST_LOGPROB,
+                )
+            )
+        return found
+
+    def _round_line(self, step: Step, text: str) -> str:
+        record = step.round
+        self._text.append(text)
+        seen = [fill.token for fill in record.fills]
+        seen += [ahead.token for ahead in record.spawned]
+        seen += [b.lookahead.token for b in record.branches if b.lookahead is not None]
+        return _line(
+            type="round",
+            **asdict(record),
+            text=text,
+            provisional=self._provisional(step.tokens),
+            pieces=self._pieces(seen),
+        )
+
+    def _end_line(self, step: Step) -> str:
+        assert step.output is not None
+        summary = step.output.summary()
+        return _line(
+            type="end",
+            token_ids=step.output.token_ids,
+            finish=step.output.finish,
+            text="".join(self._text),
+            summary={k: v for k, v in summary.items() if k not in _SUMMARY_WITHOUT},
+            pieces=self._pieces(step.output.token_ids),
+        )
+
+    def _provisional(self, tokens: list[int]) -> str:
+        """What stands to the right of the final text, as it may still turn out."""
+        mask, tokenizer = self.session.decoder.mask_id, self.session.tokenizer
+        piece = tokenizer.piece if tokenizer else str
+        return "".join(MASK if t == mask else piece(t) for t in tokens[self.session.taken :])
+
+    def _pieces(self, tokens: Iterable[int]) -> dict[str, str]:
+        if self.session.tokenizer is None:
+            return {}
+        fresh = sorted(set(tokens) - self._shown)
+        self._shown.update(fresh)
+        return {str(token): self.session.tokenizer.piece(token) for token in fresh}
+
+
+class Worker:
+    """Drives an engine by orders from a channel, until the channel is closed."""
+
+    def __init__(self, llm: LLM, config: EngineConfig, channel: Channel) -> None:
+        from lopa.engine.engine import Engine
+
+        given = {"max_running": config.max_running, "token_budget": config.token_budget}
+        self.llm = llm
+        self.config = config
+        self.engine = Engine(llm.runner, **{k: v for k, v in given.items() if v is not None})
+        context = llm.config.max_positions
+        self.most_tokens = min(context, config.max_request_tokens or context)
+        self._channel = channel
+        self._tasks: dict[str, Task] = {}  # added to the engine and not finished
+        self._orders: list[tuple[str, Task | str]] = []
+        self._changed = threading.Condition()
+        self._closed = False
+        # Wrong defaults are found at once.
+        self._usual = llm.decode_config(config.preset, **config.decoding)
+
+    def warm_up(self) -> None:
+        """One short answer, so that the first user does not pay for what is made on first use."""
+        token = next(i for i in range(2) if i != self.llm.config.mask_id)
+        job = Job(id="warm-up", prompt=[token], max_tokens=1)
+        session = self.open(job)[0].session
+        while session.step() is not None:
+            pass
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "max_running": self.engine.max_running,
+            "max_request_tokens": self.most_tokens,
+            "settings": self._usual.settings(),
+            "device": str(self.llm.device),
+            "decoders": list(family_named(self.llm.config.family).decoders),
+            "chat": bool(self.llm.tokenizer and self.llm.tokenizer.chat_template),
+            "ranks": 1,
+            "pid": os.getpid(),
+        }
+
+    def run(self) -> None:
+        threading.Thread(target=self._listen, name="orders", daemon=True).start()
+        while True:
+            with self._changed:
+                while not (self._orders or self._closed or self.engine.busy):
+                    self._changed.wait()
+                orders, self._orders = self._orders, []
+            if self._closed:
+                return
+            for verb, what in orders:
+                if verb == "submit" and isinstance(what, Task):
+                    self.engine.add(what.session)
+                    self._tasks[what.job.id] = what
+                elif verb == "abort" and isinstance(what, str):
+                    task = self._tasks.pop(what, None)
+                    if task is not None:
+                        self.engine.abort(task.session)
+            self._send(self._step(), engine=self._gauges())
+
+    def _step(self) -> list[tuple[str, Event]]:
+        by_session = {id(task.session): task for task in self._tasks.values()}
+        events: list[tuple[str, Event]] = []
+        try:
+            steps = self.engine.step()
+        except LopaError as error:
+            for session in list(self.engine.running):
+                task = by_session[id(session)]
+                self.engine.abort(session)
+                del self._tasks[task.job.id]
+                events.append((task.job.id, Failed(kind="engine", message=str(error))))
+            return events
+        for session, step in steps:
+            task = by_session[id(session)]
+            events += [(task.job.id, event) for event in task.report(step)]
+            if step.output is not None:
+                del self._tasks[task.job.id]
+        return events
+
+    def open(self, job: Job) -> tuple[Task, Accepted]:
+        """Encode and check a job; LopaError says what is wrong with it."""
+        llm, given = self.llm, self._with_defaults(job.options)
+        if isinstance(job.prompt, list) and len(job.prompt) > self.most_tokens:
+            raise PromptError(
+                f"the prompt has {len(job.prompt)} parts and a request may hold "
+                f"{self.most_tokens} tokens here: shorten it"
+            )
+        ids = llm.encode(job.prompt)
+        names = [name for name in ("decoder", "window") if name in given]
+        usual = llm.decode_config(self.config.preset, **{name: given[name] for name in names})
+        block = 1 if usual.window == "canvas" else given.get("block_size", usual.block_size)
+        room = self.most_tokens - len(ids)
+        wanted = job.max_tokens or given.get("max_new_tokens", usual.max_new_tokens)
+        whole = isinstance(block, int) and block > 0  # else the settings' own check speaks
+        if job.max_tokens is None and whole:
+            wanted = min(wanted, room // block * block or room)
+        if room < 1 or wanted > room:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens, and with max_tokens {max(wanted, 1)} that is "
+                f"more than the {self.most_tokens} that a request may hold here: shorten the "
+                "prompt or ask for fewer tokens"
+            )
+        limit = None
+        if given.get("early_stop", usual.early_stop) and whole:
+            limit, wanted = wanted, -(-wanted // block) * block
+        given["max_new_tokens"] = wanted
+        if job.nth:
+            given["seed"] = given.get("seed", self._usual.seed) + job.nth
+        config = llm.decode_config(self.config.preset, **given)
+        # More rounds than tokens fill nothing in most of them, and may be any number.
+        most = config.block_size if config.decoder == "sdar" else config.max_new_tokens
+        if config.steps is not None and config.steps > most:
+            raise ConfigError(f"steps must be at most {most} here, a token a round")
+        if len(ids) + wanted > llm.config.max_positions:
+            raise PromptError(
+                f"max_tokens {limit} are {wanted} in whole blocks of {block}, which do not fit "
+                f"behind a prompt of {len(ids)} tokens: shorten the prompt, ask for fewer tokens, "
+                "or give a smaller block_size"
+            )
+        session = llm.session(ids, config, limit=limit)
+        llm.runner.check(session.capacity)
+        task = Task(job, session)
+        return task, task.accepted(limit or wanted)
+
+    def _with_defaults(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The server's defaults under what a request gives, less what its decoder cannot use."""
+        defaults = self.config.decoding
+        if "decoder" in options or "window" in options:
+            own = options_of(options.get("decoder", self._usual.decoder), options.get("window"))
+            common = set(DecodeConfig(decoder="vanilla").settings()) - options_of("vanilla")
+            defaults = {k: v for k, v in defaults.items() if k in own or k in common}
+        return {**defaults, **options}
+
+    def _listen(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            verb, what = message
+            order: tuple[str, Task | str] = (verb, what)
+            if verb == "submit":
+                job = Job(**what)
+                try:
+                    task, accepted = self.open(job)
+                except LopaError as error:
+                    param = _param(error, job) if isinstance(error, ConfigError) else "prompt"
+                    self._send([(job.id, Failed(kind="invalid", message=str(error), param=param))])
+                    continue
+                except Exception as error:  # one odd request must not end the process
+                    self._send([(job.id, Failed(kind="engine", message=_named(error)))])
+                    continue
+                self._send([(job.id, accepted)])
+                order = (verb, task)
+            with self._changed:
+                self._orders.append(order)
+                self._changed.notify()
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _send(self, events: list[tuple[str, Event]], **more: Any) -> None:
+        try:
+            self._channel.send({"events": [[i, *pack(e)] for i, e in events], **more})
+        except OSError:  # the API has gone; `_listen` finds the same
+            self._closed = True
+
+    def _gauges(self) -> dict[str, Any]:
+        running = list(self.engine.running)
+        pages = getattr(self.llm.runner, "pages", None)  # a paged cache has them
+        return {
+            "running": len(running),
+            "waiting": len(self.engine.waiting),
+            "cache_tokens": sum(session.capacity for session in running),
+            "pages": None if pages is None else (pages.count - pages.free, pages.count),
+        }
+
+
+def _param(error: LopaError, job: Job) -> str | None:
+    """The field of the request that an error is about, where it names one."""
+    words = str(error).replace(",", " ").replace(":", " ").split()
+    given = [name for name in words if name in job.options]
+    if "max_new_tokens" in words and not given:
+        return "max_tokens"
+    return given[0] if given else None
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _line(**record: Any) -> str:
+    return json.dumps(record, ensure_ascii=False, allow_nan=False)
+
+
+def main(descriptor: int) -> int:
+    """Serve the socket that was inherited as `descriptor`."""
+    # A terminal's Ctrl-C and a service manager's SIGTERM reach the whole group: the API decides.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=descriptor))
+    settings = channel.receive()
+    if settings is None:
+        return 0
+    config = EngineConfig(**settings)
+    try:
+        from lopa.engine.llm import LLM
+
+        worker = Worker(LLM(config.model, **config.llm), config, channel)
+        worker.warm_up()
+    except Exception as error:
+        mended = isinstance(error, LopaError | OSError)
+        message = str(error) if mended else _named(error)
+        channel.send({"failed": message, "misuse": isinstance(error, ConfigError)})
+        if not mended:
+            raise
+        return 1
+    channel.send({"ready": worker.describe()})
+    worker.run()
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(int(sys.argv[1]))
+    sys.stderr.flush()
+    os._exit(code)  # threads of the device's libraries may not let go

@@ -1,0 +1,133 @@
+"""From typing to text: a run as a person meets it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from urllib.parse import parse_qs
+
+from browser_support import HOSTILE, PROMPT, field, filled, run, shown_round
+from playwright.sync_api import Page, expect
+from serving_support import Server
+
+OpenPage = Callable[..., Page]
+
+
+def test_text_is_the_api_s(open_page: OpenPage, server: Server) -> None:
+    answer = server.complete(PROMPT).json()
+    page = open_page()
+    expect(page.get_by_role("heading", name="A filling order is being searched")).to_be_visible()
+    run(page)
+    text = page.locator("#answer")
+    assert text.text_content() == answer["choices"][0]["text"]
+    assert page.locator("#provisional").text_content() == ""
+    tokens = answer["usage"]["completion_tokens"]
+    rounds = int(page.locator("#count-rounds").text_content() or 0)
+    assert int(page.locator("#count-tokens").text_content() or 0) == tokens
+    assert page.locator("#count-tpf").text_content() == f"{tokens / rounds:.2f}"
+    assert shown_round(page) == rounds
+
+    # Scrubbing: back to nothing but masks, then forward; what is shown only grows.
+    page.locator("#scrubber").focus()
+    page.keyboard.press("Home")
+    expect(page.locator("#count-rounds")).to_have_text("0")
+    expect(filled(page)).to_have_count(0)
+    assert text.text_content() == ""
+    before = 0
+    for number in range(1, rounds + 1):
+        page.keyboard.press("ArrowRight")
+        assert shown_round(page) == number
+        assert filled(page).count() > before
+        before = filled(page).count()
+        fresh = page.locator("#grid .cell.fresh").count()
+        assert fresh > 0
+        assert page.locator("#lanes .lane.won:visible").count() == 1
+    assert text.text_content() == answer["choices"][0]["text"]
+
+    # A token leads to the round that filled it; its details say the same.
+    cell = filled(page).first
+    match = re.search(r"round (\d+)", cell.get_attribute("aria-label") or "")
+    assert match
+    cell.click()
+    assert shown_round(page) == int(match[1])
+    expect(cell).to_have_class(re.compile("fresh"))
+    expect(page.get_by_role("tooltip")).to_contain_text(f"round {match[1]} of {rounds}")
+
+    # The grid is one stop of the Tab key; arrows move inside it.
+    cell.focus()
+    page.keyboard.press("ArrowRight")
+    focused = page.evaluate("document.activeElement.dataset.position")
+    assert int(focused) == int(cell.get_attribute("data-position") or 0) + 1
+    assert page.locator("#grid [tabindex='0']").count() == 1
+
+    # Playing goes to the end by itself.
+    page.locator("#speed").select_option("30")
+    page.locator("#to-first").click()
+    page.get_by_role("button", name="Play").click()
+    expect(page.locator("#count-rounds")).to_have_text(str(rounds))
+    expect(page.get_by_role("button", name="Play")).to_be_visible()
+
+    # By round, the scale goes from the first to the last.
+    page.locator("#colour").select_option("round")
+    expect(page.locator("#grid .cell.r0").first).to_be_visible()
+    expect(page.locator("#grid .cell.r8").first).to_be_visible()
+
+
+def test_a_prompt_with_markup_stays_text(open_page: OpenPage) -> None:
+    page = open_page("#generate?max_new_tokens=16&branches=1")
+    title = page.title()
+    run(page, HOSTILE)
+    page.locator(".prompt-block summary").click()
+    expect(page.locator("#prompt-text")).to_have_text(HOSTILE)
+    expect(page.locator("img[src=x], #stage script, #stage b:text('bold')")).to_have_count(0)
+    assert page.title() == title
+
+
+def test_stopping(open_page: OpenPage) -> None:
+    page = open_page("#generate?decoder=vanilla&max_new_tokens=64")
+    field(page, "Prompt").fill(PROMPT)
+    field(page, "Prompt").press("Control+Enter")
+    expect(page.locator("#round-label")).to_contain_text("live")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#status")).to_contain_text("Stopped in round")
+    expect(page.get_by_role("button", name="Run", exact=True)).to_be_visible()
+
+
+def test_settings_and_their_errors(open_page: OpenPage) -> None:
+    page = open_page("#generate?prompt=Hello&branches=5&threshold=0.75", expected=("400",))
+    assert field(page, "branches").input_value() == "5"
+    assert field(page, "threshold").input_value() == "0.75"
+    assert field(page, "Prompt").input_value() == "Hello"
+
+    # A decoder has only its own options; a preset fills in the published ones.
+    field(page, "decoder").select_option("d2f")
+    expect(field(page, "branches")).to_be_hidden()
+    field(page, "preset").select_option("gsm8k")
+    expect(field(page, "branches")).to_have_value("14")
+    address = parse_qs(page.evaluate("location.hash").split("?", 1)[1])
+    assert address["branches"] == ["14"]
+    assert address["max_new_tokens"] == ["512"]
+    assert "threshold" not in address  # published, but also the default
+
+    # What the server refuses is said at the field.
+    field(page, "preset").select_option("")
+    field(page, "branches").fill("500")
+    page.get_by_role("button", name="Run", exact=True).click()
+    expect(page.get_by_role("alert").first).to_contain_text("branches")
+    expect(field(page, "branches")).to_have_attribute("aria-invalid", "true")
+    field(page, "Prompt").fill("   ")
+    page.get_by_role("button", name="Run", exact=True).click()
+    expect(page.get_by_role("alert").first).to_have_text(re.compile("Write a prompt first"))
+
+
+def test_theme(open_page: OpenPage) -> None:
+    page = open_page(theme="dark")
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.get_by_label("Theme").select_option("light")
+    light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert dark != light
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == light
+    page.get_by_label("Theme").select_option("system")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark

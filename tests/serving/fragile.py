@@ -1,0 +1,3 @@
+"""Tokens that the fragile worker cannot stand."""
+
+DEADLY, FAULTY = 250, 251

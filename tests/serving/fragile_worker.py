@@ -1,0 +1,29 @@
+"""An engine process that dies, or fails in a round, when a certain token is in a prompt."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from fragile import DEADLY, FAULTY
+
+from lopa.engine.engine import Engine
+from lopa.errors import LopaError
+from lopa.serving import worker
+
+step = Engine.step
+
+
+def fragile_step(self: Engine) -> Any:
+    events = step(self)
+    for session, event in events:
+        if event.round.index == 3 and DEADLY in session.trace.prompt_ids:
+            os._exit(1)
+        if event.round.index == 3 and FAULTY in session.trace.prompt_ids:
+            raise LopaError("not numbers")
+    return events
+
+
+Engine.step = fragile_step  # type: ignore[method-assign]
+os._exit(worker.main(int(sys.argv[1])))

@@ -1,0 +1,77 @@
+"""Load against an endpoint: arrivals that do not wait, and figures that hide nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from serving_support import Server
+
+from lopa.bench.load import Answer, Endpoint, arrivals, draw_picture, offer, percentiles, summarise
+from lopa.cli.main import main
+
+
+def test_arrivals_are_a_poisson_process() -> None:
+    times = arrivals(50, 100, seed=1)
+    assert len(times) == pytest.approx(5000, rel=0.05)
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    mean = sum(gaps) / len(gaps)
+    spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
+    assert spread == pytest.approx(mean, rel=0.1)  # as of an exponential distribution
+    assert arrivals(0.001, 1, seed=1)  # at least one
+    assert arrivals(5, 10, seed=2) == arrivals(5, 10, seed=2)
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    assert percentiles([3.0, 1.0, 2.0]) == {"p50": 2.0, "p95": 3.0, "p99": 3.0}
+    assert percentiles([]) == {}
+
+
+def test_what_was_refused_or_failed_is_not_answered() -> None:
+    answers = [
+        Answer(status=200, first_text=0.1, seconds=1.0, tokens=5),
+        Answer(status=429, error="full"),
+        Answer(status=0, error="reset"),
+        Answer(status=200, error="broke off", seconds=9.0),
+    ]
+    load = summarise(2.0, answers, 2.0)
+    assert (load.completed, load.refused, load.failed) == (1, 1, 2)
+    assert (load.latency["p99"], load.tokens_per_second) == (1.0, 2.5)
+
+
+def test_an_endpoint_under_load(server: Server) -> None:
+    endpoint = Endpoint(
+        url=f"{server.url}/v1", model="bytes", chat=True, body={"max_tokens": 8, "branches": 1}
+    )
+    load = asyncio.run(offer(endpoint, ["Hello", "You"], rate=10, seconds=1, seed=0))
+    assert load.requests == load.completed > 3
+    assert load.tokens_per_second * load.seconds == pytest.approx(8 * load.completed)
+    assert 0 < load.first_text["p50"] <= load.latency["p50"] <= load.latency["p99"]
+
+
+def test_the_command(server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    url = ["bench", "serve", "--url", f"{server.url}/v1/"]
+    short = ["--seconds", "0.5", "--max-tokens", "8"]
+    assert main([*url, *short, "--rates", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["model"] == "bytes"
+    assert found["loads"][0]["offered"] == 4.0
+    assert main([*url, *short, "--rates", "2,4"]) == 0
+    assert "first text" in capsys.readouterr().out
+    for wrong in (["--rates", "x"], ["--rates", "-1"], ["--body", "[]"]):
+        assert main([*url, *wrong]) == 2
+    assert main(["bench", "serve", "--url", "http://127.0.0.1:1/v1"]) == 1
+    assert "does not answer" in capsys.readouterr().err
+
+
+def test_the_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    loads = [
+        summarise(rate, [Answer(status=200, first_text=0.1, seconds=rate, tokens=5)], 1.0)
+        for rate in (1.0, 2.0)
+    ]
+    draw_picture(loads, str(tmp_path / "load.png"))
+    assert (tmp_path / "load.png").stat().st_size > 5000

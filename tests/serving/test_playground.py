@@ -1,0 +1,135 @@
+"""The page as a server sends it: files, headers, and what it is told of the settings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from lopa import DecodeConfig
+from lopa.config import PRESETS, DecoderName
+from lopa.errors import ConfigError
+from lopa.fields import FIELDS
+from lopa.serving import playground
+from lopa.serving.playground.info import describe
+
+STATIC = Path(playground.__file__).parent / "static"
+ENGINE: dict[str, Any] = {"settings": DecodeConfig().settings()}
+
+
+@pytest.fixture
+def client() -> TestClient:
+    app = FastAPI()
+    app.include_router(playground.router)
+    app.state.model = "tiny"
+    app.state.backend = SimpleNamespace(engine=ENGINE)
+    return TestClient(app)
+
+
+def test_every_file_is_served_as_what_it_is(client: TestClient) -> None:
+    kinds = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+    names = [path.name for path in STATIC.iterdir()]
+    assert "index.html" in names
+    for name in names:
+        response = client.get(f"/playground/{name}")
+        assert response.status_code == 200
+        assert response.content == (STATIC / name).read_bytes()
+        kind = kinds.get(Path(name).suffix, "image/svg+xml")
+        assert response.headers["content-type"].startswith(kind)
+        assert response.headers["x-content-type-options"] == "nosniff"
+    assert client.get("/").content == (STATIC / "index.html").read_bytes()
+
+
+def test_policy_and_caching(client: TestClient) -> None:
+    response = client.get("/")
+    policy = response.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    assert response.headers["cache-control"] == "no-cache"
+    tag = response.headers["etag"]
+    again = client.get("/", headers={"If-None-Match": tag})
+    assert (again.status_code, again.content) == (304, b"")
+    assert client.get("/", headers={"If-None-Match": '"other"'}).status_code == 200
+    assert client.head("/").status_code == 200
+
+
+@pytest.mark.parametrize("name", ["none.js", "..%2finfo.py", "__init__.py", "../info.py", "%00"])
+def test_nothing_else_is_served(client: TestClient, name: str) -> None:
+    assert client.get(f"/playground/{name}").status_code == 404
+
+
+def test_the_page_asks_nobody_else() -> None:
+    for path in STATIC.iterdir():
+        text = path.read_text()
+        found = set(re.findall(r"https?://[^\s\"'`)]+", text))
+        assert found <= {"http://www.w3.org/2000/svg"}, path.name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
+    page = (STATIC / "index.html").read_text()
+    assert not re.search(r"<script(?! [^>]*src=)|\son\w+=|<style|\sstyle=", page)
+
+
+def test_modules_import_what_is_there() -> None:
+    names = {path.name for path in STATIC.iterdir()}
+    for path in STATIC.glob("*.js"):
+        for module in re.findall(r'from "\./([^"]+)"', path.read_text()):
+            assert module in names, (path.name, module)
+
+
+def test_a_model_that_is_loading(client: TestClient) -> None:
+    client.app.state.backend = SimpleNamespace(engine={})  # type: ignore[attr-defined]
+    assert client.get("/playground/info").status_code == 503
+    assert client.get("/").status_code == 200
+
+
+def test_replicas_say_nothing_of_themselves(client: TestClient) -> None:
+    client.app.state.backend = SimpleNamespace()  # type: ignore[attr-defined]
+    assert client.get("/playground/info").json()["defaults"] == DecodeConfig().settings()
+
+
+def test_settings_are_those_of_the_config(client: TestClient) -> None:
+    info = client.get("/playground/info").json()
+    assert info["model"] == "tiny"
+    assert {field["name"] for field in info["fields"]} == set(FIELDS)
+    for field in info["fields"]:
+        assert field["line"] == FIELDS[field["name"]][1]
+    assert set(info["presets"]) == set(PRESETS)
+    for name, values in info["presets"].items():
+        assert DecodeConfig(**values) == DecodeConfig.preset(name)
+    for contestant in info["contestants"]:
+        DecodeConfig(**contestant)
+    assert all(example["prompt"] for example in info["examples"])
+
+
+def test_each_decoder_has_its_own_options() -> None:
+    info = describe("tiny", ENGINE)
+    assert {variant["decoder"] for variant in info["variants"]} == set(get_args(DecoderName))
+    for variant in info["variants"]:
+        chosen = {k: v for k in ("decoder", "window", "score") if (v := variant[k]) is not None}
+        settings = DecodeConfig(**chosen).settings()
+        assert variant["defaults"].items() <= settings.items()
+        # What is offered may be given; what is not, may not.
+        assert DecodeConfig(**{**variant["defaults"], **chosen}) == DecodeConfig(**chosen)
+        for name, other in (("branches", 2), ("score_window", 3), ("block_size", 16)):
+            if name in variant["used"]:
+                DecodeConfig(**chosen, **{name: other})
+            else:
+                with pytest.raises(ConfigError):
+                    DecodeConfig(**chosen, **{name: other})
+
+
+def test_the_server_s_defaults_are_shown() -> None:
+    usual = DecodeConfig(branches=3, threshold=0.8, max_new_tokens=64).settings()
+    info = describe("other", {"settings": usual, "decoders": ["d2f", "lopa"]})
+    assert {variant["decoder"] for variant in info["variants"]} == {"d2f", "lopa"}
+    for variant in info["variants"]:
+        if "threshold" in variant["used"]:
+            assert variant["defaults"]["threshold"] == 0.8
+        assert variant["defaults"].get("branches", 3) == 3
+        assert variant["defaults"]["max_new_tokens"] == 64
+    assert [c["decoder"] for c in info["contestants"]] == ["d2f", "lopa", "lopa"]

@@ -1,0 +1,175 @@
+"""What cannot be honoured is a 400 that names the field, in the format that clients know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from serving_support import Server
+
+from lopa import DecodeConfig
+from lopa.serving.schemas import UNHONOURED, Decoding
+
+MESSAGES: Any = [{"role": "user", "content": "Hello"}]
+
+
+def refused(server: Server, status: int = 400, path: str = "completions", **body: Any) -> Any:
+    given = body if "messages" in body or "prompt" in body else {"prompt": "Hello", **body}
+    response = server.post(f"/v1/{path}", **given)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert response.headers["x-request-id"]
+    return error
+
+
+def test_requests_know_every_setting() -> None:
+    assert set(Decoding.model_fields) == set(DecodeConfig.__dataclass_fields__)
+
+
+def test_the_client_raises_its_own_exceptions(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="presence_penalty") as caught:
+        client.completions.create(model="bytes", prompt="Hello", presence_penalty=0.5)
+    assert caught.value.param == "presence_penalty"
+    with pytest.raises(openai.NotFoundError, match="not served here"):
+        client.completions.create(model="gpt-4", prompt="Hello")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("presence_penalty", 0.1),
+        ("frequency_penalty", -1),
+        ("logit_bias", {"5": 1}),
+        ("best_of", 2),
+        ("echo", True),
+        ("suffix", "end"),
+        ("tools", [{"type": "function"}]),
+        ("response_format", {"type": "json_object"}),
+        ("store", True),
+    ],
+)
+def test_fields_that_cannot_be_honoured(server: Server, field: str, value: Any) -> None:
+    error = refused(server, **{field: value})
+    assert error["param"] == field
+    assert field in error["message"]
+    assert "leave it out" in error["message"]
+
+
+@pytest.mark.parametrize("field", sorted(UNHONOURED))
+def test_asking_for_nothing_is_no_error(server: Server, field: str) -> None:
+    for value in (None, *UNHONOURED[field][0]):
+        assert server.complete(max_tokens=1, **{field: value}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"banana": 1}, "banana", "unknown field"),
+        ({"temperature": "hot"}, "temperature", "number"),
+        ({"temperature": -1}, "temperature", "between"),
+        ({"temperature": True}, "temperature", "number"),
+        ({"top_p": 0.5}, "top_p", "temperature above 0"),
+        ({"max_tokens": 0}, "max_tokens", "greater than"),
+        ({"max_tokens": 9, "max_new_tokens": 8}, "max_tokens", "differ"),
+        ({"max_tokens": 10**9}, "prompt", "more than the 512"),
+        ({"max_tokens": 510}, "prompt", "more than the 512"),
+        ({"prompt": "x" * 511, "max_tokens": 1}, "prompt", "whole blocks"),
+        ({"n": 0}, "n", "greater than"),
+        ({"n": 17}, "n", "16 or fewer"),
+        ({"prompt": ["x"] * 17}, "prompt", "16 or fewer"),
+        ({"seed": -1}, "seed", "at least 0"),
+        ({"seed": 2**63 - 1, "n": 2}, "seed", "at most"),
+        ({"logprobs": 3}, "logprobs", "alternatives"),
+        ({"stream_mode": "denoise"}, "stream_mode", "stream: true"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
+        ({"stream": True, "stream_mode": "denoise", "n": 2}, "n", "one answer"),
+        ({"decoder": "best"}, "decoder", "lopa"),
+        ({"decoder": "d2f", "branches": 3}, "branches", "leave it out"),
+        ({"branches": 129}, "branches", "at most 128"),
+        ({"branches": 1.5}, "branches", "integer"),
+        ({"threshold": 2}, "threshold", "between"),
+        ({"block_size": 0}, "block_size", "at least 1"),
+        ({"decoder": "vanilla", "steps": 33}, "steps", "at most 32"),
+        ({"stop": [""]}, "stop[0]", "at least 1"),
+        ({"stop": ["x"] * 17}, "stop", "at most 16"),
+        ({"stop": 5}, "stop", "string"),
+        ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": []}, "prompt", "at least 1"),
+        ({"prompt": [[]]}, "prompt[0]", "at least 1"),
+        ({"prompt": [1, 99999]}, "prompt", "outside the vocabulary"),
+        ({"prompt": [1] * 513}, "prompt", "513 parts"),
+        ({"prompt": [-1]}, "prompt[0]", "greater than"),
+        ({"prompt": {"a": 1}}, "prompt", "string"),
+        ({"prompt": None}, "prompt", "string"),
+    ],
+)
+def test_bad_completions(server: Server, body: Any, param: str, words: str) -> None:
+    error = refused(server, **body)
+    assert error["param"] == param, error
+    assert words in error["message"], error
+    assert "\n" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "words"),
+    [
+        ([], "messages", "at least 1"),
+        ("Hello", "messages", "list"),
+        ([{"role": "user"}], "messages[0].content", "missing"),
+        ([{"role": "robot", "content": "x"}], "messages[0].role", "user"),
+        ([{"role": "user", "content": None}], "messages[0].content", "string"),
+        ([{"role": "user", "content": "x", "name": "Bo"}], "messages[0].name", "unknown"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            "messages[0].content[0].type",
+            "text",
+        ),
+    ],
+)
+def test_bad_chats(server: Server, messages: Any, param: str, words: str) -> None:
+    error = refused(server, path="chat/completions", messages=messages)
+    assert error["param"] == param, error
+    assert words in error["message"], error
+
+
+def test_a_chat_that_is_too_long(server: Server) -> None:
+    messages = [{"role": "user", "content": "x" * 600}]
+    error = refused(server, path="chat/completions", messages=messages)
+    assert error["param"] == "messages"
+    assert "shorten" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b"[]", b"5", b"null", b'"x"', b"\xff\xfe", b"{" * 5000, b"[" * 100_000,
+     b'{"prompt": "\\ud800"}', b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}",
+     b'{"prompt": "x", "temperature": NaN}', b'{"prompt": "x", "threshold": 1e999}'],
+)  # fmt: skip
+def test_bodies_that_are_no_requests(server: Server, raw: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    response = server.http.post("/v1/completions", content=raw, headers=headers)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_body_must_be_sent_as_json(server: Server) -> None:
+    """So that a web page elsewhere cannot post a form here without being asked for."""
+    response = server.http.post(
+        "/v1/completions", content=b'{"prompt": "x"}', headers={"content-type": "text/plain"}
+    )
+    assert response.status_code == 400
+    assert "application/json" in response.json()["error"]["message"]
+
+
+def test_other_paths_and_methods(server: Server) -> None:
+    for method, path, status in [
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/v1/completions", 405),
+        ("POST", "/v1/models", 405),
+        ("GET", "/v1/models/../../etc/passwd", 404),
+    ]:
+        response = server.http.request(method, path)
+        assert response.status_code == status
+        assert response.json()["error"]["message"]
