@@ -13,7 +13,7 @@ from pathlib import Path
 
 import cases
 import pytest
-from test_supervisor import alive
+from test_supervisor import alive, shared_memory
 
 from lopa import LLM, DecodeConfig
 from lopa.evaluation.tasks import generate
@@ -29,7 +29,7 @@ Asked = list[tuple[list[int], DecodeConfig, list[int]]]  # prompt, settings, the
 @contextmanager
 def group(model: str, tmp_path: Path, **options: object) -> Iterator[ParallelLLM]:
     """A group that leaves nothing behind: no process, no shared memory, no file."""
-    shared = set(os.listdir("/dev/shm"))
+    shared = shared_memory()
     pids: set[int] = set()
     with ParallelLLM(
         model,
@@ -51,7 +51,7 @@ def group(model: str, tmp_path: Path, **options: object) -> Iterator[ParallelLLM
         assert supervisor._nursery is not None
         pids.add(supervisor._nursery.process.pid)
     assert not alive(list(pids))
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert shared_memory() <= shared
     assert not list(tmp_path.iterdir())
 
 
@@ -189,6 +189,13 @@ def test_a_short_pause_is_no_fault(tmp_path: Path) -> None:
             pass
         assert session.output is not None
         assert session.output.token_ids == right
+        # Nor is it when nobody listens, in the middle of a request or between two.
+        for pause in (1, 10**9):
+            session = llm.session(prompt, config)
+            while session.step() is not None:
+                pause -= 1
+                time.sleep(1.5 * TIMEOUT if pause == 0 else 0)
+            time.sleep(0.95 * TIMEOUT)
         assert not llm.supervisor.faults
 
 

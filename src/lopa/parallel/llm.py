@@ -69,7 +69,7 @@ class ParallelLLM(LLM):
         raise ConfigError("raw logits are for one device: use LLM")
 
     def close(self) -> None:
-        self.supervisor.close()
+        self.supervisor.end()
 
     def __enter__(self) -> ParallelLLM:
         return self

@@ -89,7 +89,7 @@ class _Process:
 
 
 class Supervisor(Engine):
-    """The interface of `Engine`: add sessions, step, abort. `close` ends its processes."""
+    """The interface of `Engine`: add sessions, step, abort, close. `end` ends its processes."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Supervisor(Engine):
         try:
             self._start_or_retry()
         except BaseException:
-            self.close()
+            self.end()
             raise
 
     # -- the engine's interface ---------------------------------------------------------------
@@ -167,7 +167,7 @@ class Supervisor(Engine):
                 self._rebuild(lost)
         return []
 
-    def close(self) -> None:
+    def end(self) -> None:
         """Drop every session and end every process; safe to call twice."""
         for session in list(self._sessions.values()):
             self._forget(self._numbers[id(session)])
