@@ -26,6 +26,11 @@ def test_defaults_by_decoder() -> None:
         ({"branches": 129}, "branches"),
         ({"branches": 2.5}, "branches"),
         ({"branches": True}, "branches"),
+        ({"branches": "many"}, "or auto"),
+        ({"objective": "tpf"}, "objective is not used by the lopa decoder unless branches is auto"),
+        ({"branches": "auto", "objective": "time"}, "objective must be one of speed, tpf"),
+        ({"decoder": "d2f", "objective": "tpf"}, "belongs to lopa"),
+        ({"decoder": "d2f", "branches": "auto"}, "branches is not used by the d2f decoder"),
         ({"threshold": 1.01}, "threshold"),
         ({"threshold": float("nan")}, "threshold"),
         ({"threshold": "0.9"}, "threshold"),
@@ -85,7 +90,19 @@ def test_parity_mode_cuts_to_whole_blocks() -> None:
 def test_settings_round_trip(decoder: Any) -> None:
     config = DecodeConfig(decoder=decoder, max_new_tokens=64, stop=("a",), seed=3)
     assert DecodeConfig(**config.settings()) == config
-    assert set(config.settings()) >= options_of(decoder) - {"factor", "steps", "score_window"}
+    assert set(config.settings()) >= options_of(decoder) - {
+        "factor",
+        "steps",
+        "score_window",
+        "objective",
+    }
+
+
+def test_auto() -> None:
+    config = DecodeConfig(branches="auto")
+    assert (config.objective, config.most_branches) == ("speed", 15)
+    assert DecodeConfig(**config.settings()) == config
+    assert "objective" not in DecodeConfig().settings()
 
 
 # Table of the published settings: block, τ_add, τ_act, τ_conf, k.

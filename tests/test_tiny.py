@@ -7,7 +7,8 @@ import torch
 
 from lopa import LLM, DecodeConfig
 from lopa.evaluation import tasks
-from lopa.evaluation.evaluate import evaluate, problems, wilson
+from lopa.evaluation.evaluate import evaluate, problems
+from lopa.evaluation.wilson import wilson
 from lopa.models.files import BUILT_IN
 
 

@@ -19,9 +19,12 @@ ScoreName = Literal["mean", "window", "segment", "fills"]
 AttentionName = Literal["full", "block"]
 CacheName = Literal["none", "prefix", "dual"]
 OrderName = Literal["confidence", "sequential"]
+AutoName = Literal["auto"]
+ObjectiveName = Literal["speed", "tpf"]
 
 MAX_BRANCHES = 128
 RANK_TIMEOUT = 10.0  # seconds until a rank that says nothing counts as lost
+AUTO_BRANCHES = (0, 1, 3, 7, 15)  # what `auto` chooses from: rows double from one to the next
 
 # Stands for "the decoder's own default", which `DecodeConfig` puts in its place on construction.
 _OWN: Any = None
@@ -34,6 +37,7 @@ _WINDOW_OPTIONS: dict[WindowName, dict[str, Any]] = {
 }
 _LOOKAHEAD_OPTIONS: dict[str, Any] = {
     "branches": 7,
+    "objective": "speed",
     "score": "mean",
     "score_fraction": 1.0,
     "score_window": 8,
@@ -114,7 +118,9 @@ class DecodeConfig:
     order: OrderName = _OWN  # SDAR's: the most confident first, or from left to right
 
     # Lookahead.
-    branches: int = _OWN  # k lookahead branches beside the anchor; 0 is the plain decoder
+    # k lookahead branches beside the anchor; 0 is the plain decoder; auto chooses every round.
+    branches: int | AutoName = _OWN
+    objective: ObjectiveName = _OWN  # what auto makes most of: tokens a second, or a forward
     score: ScoreName = _OWN
     score_fraction: float = _OWN  # of the masks, the least confident that `mean` averages
     score_window: int = _OWN  # masks in the sliding window of `window`
@@ -142,6 +148,8 @@ class DecodeConfig:
         fixed = _FIXED.get(self.decoder, {})
         unscored = _UNSCORED.get(self._asked_score(), ()) if self.decoder == "lopa" else ()
         own = {k: v for k, v in own.items() if k not in fixed and k not in unscored}
+        if self.branches != "auto":
+            own.pop("objective", None)
         if self.decoder == "fast-dllm" and (self.factor is not None or self.steps is not None):
             own["threshold"] = None  # the other two rules take its place
         for name in _OPTIONAL:
@@ -183,6 +191,8 @@ class DecodeConfig:
     def _lopa_hint(self, name: str, own: dict[str, Any]) -> str:
         if name in _UNSCORED.get(self._asked_score(), ()):
             return f" with score {self._asked_score()}"
+        if name == "objective":
+            return " unless branches is auto"
         return f" on the {own['window']} window"
 
     def _plain_numbers(self) -> None:
@@ -199,6 +209,7 @@ class DecodeConfig:
     def _check_ranges(self) -> None:
         choices = {
             "ranking": RankingName,
+            "objective": ObjectiveName,
             "score": ScoreName,
             "attention": AttentionName,
             "cache": CacheName,
@@ -209,13 +220,14 @@ class DecodeConfig:
                 _check_choice(name, getattr(self, name), kind)
         for name, low, high in _WHOLE_NUMBERS:
             value = getattr(self, name)
-            if value is None:
+            if value is None or (name == "branches" and value == "auto"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 beyond = isinstance(value, int) and value > high
                 upper = f" and at most {high}" if beyond or high < _NO_LIMIT else ""
+                word = ", or auto" if name == "branches" else ""
                 raise ConfigError(
-                    f"{name} must be a whole number, at least {low}{upper}: got {value!r}"
+                    f"{name} must be a whole number, at least {low}{upper}{word}: got {value!r}"
                 )
         for name, low_, high_ in _NUMBERS:
             value = getattr(self, name)
@@ -263,6 +275,11 @@ class DecodeConfig:
     def blocks(self) -> int:
         """How many blocks are generated; the canvas is one."""
         return 1 if self.window == "canvas" else self.max_new_tokens // self.block_size
+
+    @property
+    def most_branches(self) -> int:
+        """How many lookahead branches a round may have."""
+        return AUTO_BRANCHES[-1] if self.branches == "auto" else self.branches
 
     def settings(self) -> dict[str, Any]:
         """The options in force, by name, without those the decoder does not use."""

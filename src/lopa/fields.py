@@ -9,7 +9,7 @@ from __future__ import annotations
 FIELDS: dict[str, tuple[str, str]] = {
     "decoder": ("Decoding", "How to decode"),
     "max_new_tokens": ("Decoding", "Room for the answer, in tokens"),
-    "branches": ("Decoding", "k: lookahead branches tried in a round beside the anchor"),
+    "branches": ("Decoding", "k: lookahead branches in a round beside the anchor, or auto"),
     "threshold": ("Decoding", "τ_conf: fill every token that is surer than this"),
     "seed": ("Decoding", "For drawing, at a temperature above 0"),
     "block_size": ("Window", "Tokens in a block"),
@@ -22,6 +22,7 @@ FIELDS: dict[str, tuple[str, str]] = {
     "factor": ("Filling", "Fast-dLLM's factor rule, in place of the threshold"),
     "steps": ("Filling", "Fixed number of rounds; of sdar, for a block (default: a token a round)"),
     "order": ("Filling", "What sdar fills first when few are above the threshold"),
+    "objective": ("Lookahead", "What branches auto makes most of: tokens a second, or a forward"),
     "score": ("Lookahead", "How a branch is scored"),
     "score_fraction": (
         "Lookahead",

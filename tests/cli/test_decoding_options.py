@@ -93,6 +93,7 @@ def test_presets(name: str) -> None:
             "factor": 2.0,
         },
         {"decoder": "vanilla", "max_new_tokens": 4, "steps": 2},
+        {"max_new_tokens": 8, "block_size": 4, "branches": "auto", "objective": "tpf"},
         {"decoder": "lopa", "max_new_tokens": 8, "block_size": 4, "score_fraction": 0.5},
     ],
 )
@@ -109,6 +110,12 @@ def test_options_reach_the_decoder(run: Run, given: dict[str, object]) -> None:
     assert result.code == 0
     settings = json.loads(result.out)["settings"]
     assert {name: settings[name] for name in given} == given
+
+
+def test_branches_are_a_number_or_auto(run: Run) -> None:
+    result = run("generate", "hi", *SHORT, "--branches", "some")
+    assert result.code == 2
+    assert "'some' is not a whole number or auto" in result.error
 
 
 def test_preset_with_options_on_top(run: Run) -> None:

@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 
 from lopa.config import DecodeConfig
+from lopa.decoding.budget import RoundCost
 from lopa.decoding.decoder import Decoder
 from lopa.sequence import Plan, Round, Stats
 
@@ -44,10 +45,16 @@ class MadeUp:
 
 
 def new_decoder(
-    config: DecodeConfig, prompt: int = 5, shift: bool = True, aligned: bool = False
+    config: DecodeConfig,
+    prompt: int = 5,
+    shift: bool = True,
+    aligned: bool = False,
+    cost: RoundCost | None = None,
 ) -> Decoder:
     ids = [i % VOCAB for i in range(prompt)]
-    return Decoder(config, ids, mask_id=MASK, eos_ids=[EOS], shift=shift, aligned=aligned)
+    return Decoder(
+        config, ids, mask_id=MASK, eos_ids=[EOS], shift=shift, aligned=aligned, cost=cost
+    )
 
 
 def drive(decoder: Decoder, source: MadeUp) -> list[Round]:

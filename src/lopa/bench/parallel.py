@@ -12,6 +12,7 @@ import torch
 from lopa.bench.ceilings import synchronize
 from lopa.config import DecodeConfig
 from lopa.engine.llm import Prompt
+from lopa.errors import ConfigError
 from lopa.parallel.rank import RankLLM
 
 
@@ -57,6 +58,8 @@ def measure_ranks(
     """
     mesh, runner = llm.mesh, llm.runner
     llm.generate(prompts[0], config)
+    if config.branches == "auto":
+        raise ConfigError("rounds of one size are compared: give a number of branches, not auto")
     lines: list[tuple[float, ...]] = []
     sent, moved, commits = 0, 0, 0
     for prompt in prompts:

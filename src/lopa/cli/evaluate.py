@@ -22,6 +22,7 @@ from lopa.cli.options import (
     decode_config,
     with_decoding,
 )
+from lopa.cli.sweep import run_sweep
 from lopa.cli.terminal import notes
 from lopa.errors import ConfigError
 from lopa.writing import check_writable, write_lines
@@ -38,6 +39,9 @@ _ROOM = 160  # new tokens: what an answer to a built-in task may need
 def evaluate(
     task: Annotated[str, typer.Argument(help="words or functions.")],
     decoding: Given,
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=V,V]...", help="More for --sweep.")
+    ] = None,
     limit: Annotated[int, typer.Option(help="How many problems.")] = 500,
     seed: Annotated[int, typer.Option(help="Which problems; also for drawing.")] = 0,
     split: Annotated[
@@ -47,6 +51,21 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(help="Problems decoded at once.")] = 1,
     samples: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write every answer as JSON Lines.")
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=V,V",
+            help="Every combination of these values, with AUP and pictures: branches=0,1,3,7.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="For --sweep: where its files go; a run that was stopped goes on there "
+            "(default: sweep-TASK).",
+        ),
     ] = None,
     model: ModelOption = None,
     adapter: AdapterOption = None,
@@ -58,12 +77,29 @@ def evaluate(
 ) -> None:
     """Score a decoder on a built-in task: accuracy, tokens per forward, tokens per second."""
     room = {} if preset or "max_new_tokens" in decoding else {"max_new_tokens": _ROOM}
+    if sweep:
+        if samples is not None:
+            raise ConfigError("a sweep keeps its samples in its folder: leave --samples out")
+        run_sweep(
+            [*sweep, *(more or [])],
+            lambda o: decode_config(model, {**room, **decoding, "seed": seed, **o}, preset),
+            lambda: load(model, adapter, device, dtype, quantize),
+            task=task,
+            split=split,
+            limit=limit,
+            seed=seed,
+            batch_size=_checked(batch_size),
+            out=out,
+            as_json=as_json,
+        )
+        return
+    if more or out is not None:
+        raise ConfigError(f"{(more or ['--out'])[0]} goes with --sweep: give both, or neither")
     config = decode_config(model, {**room, **decoding, "seed": seed}, preset)
     from lopa.evaluation.evaluate import evaluate as run
     from lopa.evaluation.evaluate import problems
 
-    if batch_size < 1:
-        raise ConfigError(f"batch-size must be at least 1: got {batch_size}")
+    _checked(batch_size)
     if samples is not None:
         check_writable(samples, "samples")
     problems(task, split, 1, seed)  # a wrong name is found before the model is loaded
@@ -96,6 +132,12 @@ def evaluate(
     from rich.console import Console
 
     Console(highlight=False, markup=False).print(_table(report))
+
+
+def _checked(batch_size: int) -> int:
+    if batch_size < 1:
+        raise ConfigError(f"batch-size must be at least 1: got {batch_size}")
+    return batch_size
 
 
 def _figures(output: Any) -> dict[str, Any]:

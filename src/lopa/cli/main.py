@@ -23,6 +23,7 @@ from lopa.cli.generate import generate
 from lopa.cli.info import doctor, models
 from lopa.cli.race import race
 from lopa.cli.serve import ENVIRONMENT, serve
+from lopa.cli.study import study
 from lopa.cli.terminal import one_line
 from lopa.errors import ConfigError, DeviceError, LopaError, PromptError
 from lopa.parallel.launch import launched, speaks
@@ -33,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, race, chat, doctor):
+for command in (generate, race, chat, study, doctor):
     app.command()(command)
 app.command("eval")(evaluate)
 bench.command("serve")(bench_serve)

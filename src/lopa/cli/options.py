@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import UnionType
@@ -166,8 +166,13 @@ def _parameter(name: str) -> inspect.Parameter:
     panel, line = FIELDS[name]
     default = default_of(name)
     hint = _hints()[name]
+    parser = None
     if get_origin(hint) in (Union, UnionType):
-        hint = next(kind for kind in get_args(hint) if kind is not type(None))
+        kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+        hint = kinds[0]
+        words = [word for kind in kinds[1:] for word in get_args(kind)]
+        if words:  # a number, or one of these
+            hint, parser = str, functools.partial(_number_or_word, words)
     if get_origin(hint) is tuple:
         hint = list[str]  # an option that may be repeated
     flag = "--" + name.replace("_", "-")
@@ -175,7 +180,8 @@ def _parameter(name: str) -> inspect.Parameter:
         f"{flag}/--no-{flag[2:]}" if hint is bool else flag,
         help=f"{line} (default: {default})." if default else f"{line}.",
         show_default=False,
-        metavar="TEXT" if hint == list[str] else None,
+        metavar="INTEGER|" + "|".join(words) if parser else "TEXT" if hint == list[str] else None,
+        parser=parser,
         rich_help_panel=panel,
     )
     return inspect.Parameter(
@@ -186,6 +192,16 @@ def _parameter(name: str) -> inspect.Parameter:
     )
 
 
+def _number_or_word(words: Sequence[str], text: str) -> int | str:
+    if text in words:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        known = " or ".join(words)
+        raise typer.BadParameter(f"{text!r} is not a whole number or {known}") from None
+
+
 @functools.cache
 def _hints() -> dict[str, Any]:
     return get_type_hints(DecodeConfig)
@@ -194,4 +210,6 @@ def _hints() -> dict[str, Any]:
 @functools.cache
 def _settings() -> dict[str, dict[str, Any]]:
     """What each decoder does when nothing else is given."""
-    return {name: DecodeConfig(decoder=name).settings() for name in get_args(DecoderName)}
+    found = {name: DecodeConfig(decoder=name).settings() for name in get_args(DecoderName)}
+    found["lopa"]["objective"] = DecodeConfig(branches="auto").objective
+    return found

@@ -184,7 +184,7 @@ class Watch:
         self._console = console or notes()
         self._answer = Answer.of(session)
         self._title = session.config.decoder
-        self._rows = min(session.config.branches + 1, _MAX_BRANCHES)
+        self._rows = min(session.config.most_branches + 1, _MAX_BRANCHES)
         self._round: Round | None = None
         self._live: Live | None = None
         self._drawn = 0.0

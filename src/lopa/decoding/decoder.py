@@ -13,6 +13,7 @@ import numpy as np
 
 from lopa.config import DecodeConfig
 from lopa.decoding import fill, lookahead
+from lopa.decoding.budget import EVERY_ROUND_THE_SAME, Budget, RoundCost
 from lopa.decoding.windows import Frame, Pipeline, make_window
 from lopa.errors import PromptError
 from lopa.sequence import (
@@ -42,6 +43,7 @@ class Decoder:
         eos_ids: Collection[int],
         shift: bool,  # the model's raw row p − 1 predicts position p
         aligned: bool = False,  # the model counts blocks from position 0
+        cost: RoundCost | None = None,  # of a round, for branches auto; None: all cost the same
     ) -> None:
         if len(prompt_ids) == 0:
             raise PromptError("the prompt is empty: give at least one token")
@@ -58,6 +60,10 @@ class Decoder:
         self.tokens = np.full(length, mask_id, np.int64)  # the anchor's canvas
         self.tokens[: self.prompt] = prompt_ids
         self.ahead: list[Lookahead] = []
+        self.budget: Budget | None = None
+        if config.branches == "auto":
+            measured = cost if config.objective == "speed" else None
+            self.budget = Budget(measured or EVERY_ROUND_THE_SAME)
         self.has_eos = False
         self.round = 0
         self.finish: FinishReason | None = None
@@ -109,10 +115,7 @@ class Decoder:
             self.end("rounds")
             return None
         size, base = self.window.size, self.window.base
-        places = [a.position for a in self.ahead]
-        blocks_ahead = np.array([(p - base) // size for p in places], np.int64)
-        eos = [self.has_eos or a.token in self.eos_ids for a in self.ahead] + [self.has_eos]
-        frame = self.window.open(self._masks, blocks_ahead, np.array(eos))
+        frame, eos = self._open()
         if frame is None:
             self.end("eos" if self.has_eos else "length")
             return None
@@ -152,13 +155,12 @@ class Decoder:
             raise RuntimeError("advance without a plan")
         config, size = self.config, self.window.size
         # From here on, columns count from the first position that may be filled.
-        left = self.window.base + frame.first * size
-        view = slice(left - plan.start, left - plan.start + int(frame.blocks.max()) * size)
+        left, view = self._columns(plan, frame)
         masks, max_prob = plan.wanted[:, view], stats.max_prob[:, view]
         ranking = stats.ranking[:, view]
         counts = masks.sum(axis=1)
         scores = lookahead.score(masks, counts, max_prob, ranking, self.ahead, size, config)
-        winner = lookahead.select(scores)
+        winner = self._select(scores)
         branches = [
             Branch(*row)
             for row in zip(
@@ -172,6 +174,11 @@ class Decoder:
             )
         ]
 
+        if self.budget is not None:
+            rivals = self.budget.winners(scores)
+            brought = {r: self._brought(r, plan, stats, frame, view) for r in set(rivals)}
+            self.budget.learn([brought[r] for r in rivals])
+
         # The winner becomes the anchor, its lookahead token included, and is filled.
         placed = branches[winner].lookahead
         if placed is not None:
@@ -182,14 +189,7 @@ class Decoder:
         cut = slice(0, blocks * size)
         masks, max_prob, ranking = masks[winner, cut], max_prob[winner, cut], ranking[winner, cut]
         token = stats.token[winner, view][cut]
-        shape = (blocks, size)
-        cells = fill.Cells(
-            masks.reshape(shape),
-            max_prob.reshape(shape),
-            ranking.reshape(shape),
-            frame.may_force[winner, :blocks],
-        )
-        chosen, forced = self._fill(cells, frame)
+        chosen, forced = self._fill(self._cells(winner, plan, stats, frame, view), frame)
         self._masks[frame.first : frame.first + blocks] -= chosen.sum(axis=1)
         chosen = chosen.ravel()
         places = np.flatnonzero(chosen)
@@ -197,9 +197,11 @@ class Decoder:
         self.tokens[left + places] = filled
         fills = self._fills(places + left, filled, max_prob[places], forced.ravel()[places])
         self.has_eos = self._eos_rows[winner] or any(f.token in self.eos_ids for f in fills)
-        self.ahead = lookahead.spawn(masks & ~chosen, token, max_prob, ranking, left, config)
+        self.ahead = self._spawn(masks & ~chosen, token, max_prob, ranking, left)
 
         self.window.close(frame, winner, self._masks)
+        if self.budget is not None and self.ahead:
+            self.ahead = self.ahead[: self.budget.branches(self._forwarded())]
         self._block_round = self._block_round + 1 if self._masks[frame.first] else 0
         self._plan = self._frame = None
         if config.early_stop and self.has_eos:
@@ -223,6 +225,62 @@ class Decoder:
         )
 
     # -- pieces -------------------------------------------------------------------------------
+
+    # The two choices that make LoPA; the studies put others in their place.
+
+    def _select(self, scores: lookahead.Scores) -> int:
+        return lookahead.select(scores)
+
+    def _spawn(
+        self,
+        left: BoolArray,
+        token: IntArray,
+        max_prob: FloatArray,
+        ranking: FloatArray,
+        offset: int,
+    ) -> list[Lookahead]:
+        return lookahead.spawn(left, token, max_prob, ranking, offset, self.config)
+
+    def _columns(self, plan: Plan, frame: Frame) -> tuple[int, slice]:
+        """The first position that may be filled, and the columns of those that may."""
+        left = self.window.base + frame.first * self.window.size
+        first = left - plan.start
+        return left, slice(first, first + int(frame.blocks.max()) * self.window.size)
+
+    def _open(self) -> tuple[Frame | None, list[bool]]:
+        """The frame of the next round, and which of its rows hold an end of text."""
+        size, base = self.window.size, self.window.base
+        blocks_ahead = np.array([(a.position - base) // size for a in self.ahead], np.int64)
+        eos = [self.has_eos or a.token in self.eos_ids for a in self.ahead] + [self.has_eos]
+        return self.window.open(self._masks, blocks_ahead, np.array(eos)), eos
+
+    def _forwarded(self) -> list[int]:
+        """Tokens of the next round if it has 0, 1, … of the lookaheads."""
+        frame, _ = self._open()
+        if frame is None:
+            return [0]
+        lengths = frame.ends - frame.start
+        return (lengths[-1] + np.cumsum([0, *lengths[:-1]])).tolist()  # type: ignore[no-any-return]
+
+    def _brought(self, row: int, plan: Plan, stats: Stats, frame: Frame, view: slice) -> int:
+        """Tokens that a row would have brought as the winner, less those behind an end of text."""
+        chosen = self._fill(self._cells(row, plan, stats, frame, view), frame).chosen.ravel()
+        size = len(chosen)
+        tokens = np.where(chosen, stats.token[row, view][:size], plan.rows[row, view][:size])
+        ends = np.flatnonzero(np.isin(tokens, list(self.eos_ids)))
+        end = int(ends[0]) + 1 if len(ends) else size
+        return int(chosen[:end].sum()) + (row < len(self.ahead))
+
+    def _cells(self, row: int, plan: Plan, stats: Stats, frame: Frame, view: slice) -> fill.Cells:
+        """What the fill rule sees of a row: its blocks that may be filled."""
+        shape = (int(frame.blocks[row]), self.window.size)
+        size = shape[0] * shape[1]
+        return fill.Cells(
+            plan.wanted[row, view][:size].reshape(shape),
+            stats.max_prob[row, view][:size].reshape(shape),
+            stats.ranking[row, view][:size].reshape(shape),
+            frame.may_force[row, : shape[0]],
+        )
 
     def _fill(self, cells: fill.Cells, frame: Frame) -> fill.Filled:
         config = self.config

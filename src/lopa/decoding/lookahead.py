@@ -21,13 +21,13 @@ def spawn(
     offset: int,  # position of the first of the N
     config: DecodeConfig,
 ) -> list[Lookahead]:
-    """The `branches` best-ranked masks with their tokens; ties go to the lower position."""
-    if config.branches == 0:
+    """The best-ranked masks with their tokens, one a branch; ties go to the lower position."""
+    if config.most_branches == 0:
         return []
     if config.lookahead_floor > 0:
         left = left & (max_prob >= np.float32(config.lookahead_floor))
     places = np.flatnonzero(left)
-    best = places[np.argsort(-ranking[places], kind="stable")[: config.branches]]
+    best = places[np.argsort(-ranking[places], kind="stable")[: config.most_branches]]
     return [
         Lookahead(offset + p, t, c, m)
         for p, t, c, m in zip(

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from lopa.config import AttentionName, DecodeConfig
+from lopa.decoding.budget import RoundCost
 from lopa.decoding.decoder import Decoder
+from lopa.engine import calibration
 from lopa.engine.backend import choose_step
 from lopa.engine.device import check_fits, choose_device, choose_dtype, default_cache_tokens
 from lopa.engine.engine import MAX_RUNNING, TOKEN_BUDGET, Engine
@@ -44,6 +46,8 @@ class LLM:
     cache_tokens: room of the KV cache; by default what the device's memory allows.
     prefix_reuse: share the cache of prompts between requests. "exact" where the same tokens come
     out (block attention), "approximate" also under full attention, "off".
+    round_cost: (tokens, seconds) points of a round's time, for branches "auto"; measured on first
+    use by default. The same points give the same answers again, on any device.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class LLM:
         backend: str = "auto",
         cache_tokens: int | None = None,
         prefix_reuse: Reuse = "exact",
+        round_cost: Sequence[tuple[int, float]] | None = None,
         progress: checkpoint.Progress | None = None,
     ) -> None:
         if prefix_reuse not in get_args(Reuse):
@@ -90,6 +95,9 @@ class LLM:
         if cache_tokens is not None and cache_tokens < 1:
             raise ConfigError(f"cache_tokens must be at least 1: got {cache_tokens}")
         self.runner = self._make_runner(cache_tokens, prefix_reuse, backend)
+        self._round_cost = None
+        if round_cost is not None:
+            self._round_cost = RoundCost(tuple((int(t), float(s)) for t, s in round_cost))
         self._turn_ends: tuple[int, ...] = ()
         if self.tokenizer is not None and eos_token_id is None:
             ends = map(self.tokenizer.token_id, family_named(self.config.family).turn_ends)
@@ -238,6 +246,7 @@ class LLM:
                 "shorten the prompt or ask for fewer new tokens"
             )
         eos = self.config.eos_ids + (self._turn_ends if config.early_stop else ())
+        measured = config.branches == "auto" and config.objective == "speed"
         decoder = Decoder(
             config,
             ids,
@@ -245,8 +254,16 @@ class LLM:
             eos_ids=eos,
             shift=self.config.shift,
             aligned=self.config.trained_block is not None,
+            cost=self.round_cost if measured else None,
         )
         return self._make_session(decoder, ids, limit)
+
+    @property
+    def round_cost(self) -> RoundCost:
+        """What a round costs here. Measured on first use: no other session may be running then."""
+        if self._round_cost is None:
+            self._round_cost = calibration.measure(self.runner, self.config, self.decode_config)
+        return self._round_cost
 
     def forward(
         self,

@@ -103,7 +103,10 @@ class Session:
         self.decoder = decoder
         self.runner = runner
         self.tokenizer = tokenizer
-        self.trace = Trace(list(prompt_ids), self.config.settings())
+        settings = self.config.settings()
+        if decoder.budget is not None:
+            settings["round_cost"] = [list(point) for point in decoder.budget.cost.points]
+        self.trace = Trace(list(prompt_ids), settings)
         self.output: Output | None = None
         self.slot = -1  # the runner's, from `open` to `close`
         self._closed = False

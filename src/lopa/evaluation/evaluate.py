@@ -6,7 +6,6 @@ over rounds (the first one included), and the accuracy's interval is Wilson's at
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from lopa.engine.session import Output
 from lopa.errors import ConfigError
 from lopa.evaluation import tasks
 from lopa.evaluation.problem import Problem
+from lopa.evaluation.wilson import wilson
 
 Progress = Callable[[int, int], None]  # problems done, problems in all
 
@@ -111,11 +111,3 @@ def evaluate(
         settings=config.settings(),
     )
     return report, list(zip(asked, answers, scores, strict=True))
-
-
-def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """The Wilson interval of a share: honest near 0 and 1 too."""
-    share, z2 = successes / trials, z * z
-    middle = (share + z2 / (2 * trials)) / (1 + z2 / trials)
-    spread = z / (1 + z2 / trials) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
-    return max(0.0, middle - spread), min(1.0, middle + spread)

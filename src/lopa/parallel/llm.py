@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from lopa.config import RANK_TIMEOUT, DecodeConfig
+from lopa.decoding.budget import RoundCost
 from lopa.decoding.decoder import Decoder
 from lopa.engine.engine import MAX_RUNNING, TOKEN_BUDGET
 from lopa.engine.llm import LLM
@@ -21,6 +22,7 @@ from lopa.models import checkpoint
 from lopa.models.config import ModelConfig
 from lopa.parallel.mesh import backend_for
 from lopa.parallel.place import places
+from lopa.parallel.rank import given_cost
 from lopa.parallel.supervisor import Supervisor
 from lopa.parallel.tensor import check
 from lopa.sequence import Plan, Stats
@@ -91,6 +93,10 @@ class ParallelLLM(LLM):
 
     def _make_runner(self, cache_tokens: int | None, reuse: Reuse, backend: str) -> Runner:
         return _Elsewhere()
+
+    @property
+    def round_cost(self) -> RoundCost:
+        return given_cost(self._round_cost)
 
     def _make_session(self, decoder: Decoder, ids: Sequence[int], limit: int | None) -> Session:
         return _RemoteSession(self, decoder, ids, limit)

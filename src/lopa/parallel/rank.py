@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from lopa.decoding.budget import RoundCost
 from lopa.decoding.decoder import Decoder
 from lopa.engine.backend import choose_step
 from lopa.engine.device import default_cache_tokens
@@ -52,6 +53,16 @@ class RankSession(Session):
             self.runner.commit([(slot, 0)])
         self._replays = None
         return True
+
+
+def given_cost(cost: RoundCost | None) -> RoundCost:
+    """What a round costs must be the same number on every rank: it is not measured here."""
+    if cost is None:
+        raise ConfigError(
+            "branches auto would be measured on each of several ranks and come out differently: "
+            "give a number of branches, objective tpf, or round_cost"
+        )
+    return cost
 
 
 class RankLLM(LLM):
@@ -121,6 +132,10 @@ class RankLLM(LLM):
 
     def _make_session(self, decoder: Decoder, ids: Sequence[int], limit: int | None) -> RankSession:
         return RankSession(self.runner, self.tokenizer, decoder, ids, limit)
+
+    @property
+    def round_cost(self) -> RoundCost:
+        return given_cost(self._round_cost)
 
     @property
     def _read_to(self) -> torch.device:

@@ -14,8 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lopa.config import (
     AttentionName,
+    AutoName,
     CacheName,
     DecoderName,
+    ObjectiveName,
     OrderName,
     RankingName,
     ScoreName,
@@ -94,7 +96,8 @@ class Decoding(_Strict):
     factor: float | None = None
     steps: int | None = None
     order: OrderName | None = None
-    branches: int | None = None
+    branches: int | AutoName | None = None
+    objective: ObjectiveName | None = None
     score: ScoreName | None = None
     score_fraction: float | None = None
     score_window: int | None = None

@@ -108,6 +108,8 @@ def _variant(decoder: Any, window: Any, score: Any, changed: Mapping[str, Any]) 
     ]
     if window is None:  # a decoder's own window is not to choose
         used.remove("window")
+    if "objective" in used:  # it goes with branches auto alone, which the page takes as it is
+        used.remove("objective")
     changed = {name: value for name, value in changed.items() if name not in ("window", "score")}
     defaults = {name: changed.get(name, settings.get(name)) for name in used}
     return {

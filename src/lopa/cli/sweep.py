@@ -1,0 +1,97 @@
+"""`lopa eval … --sweep`: a folder with samples, figures, pictures and a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lopa.cli.bench import host, print_table
+from lopa.cli.terminal import note, notes
+from lopa.errors import ConfigError
+from lopa.writing import write_lines
+
+if TYPE_CHECKING:
+    from lopa.config import DecodeConfig
+    from lopa.engine.llm import LLM
+
+
+def run_sweep(
+    words: Sequence[str],
+    configure: Callable[[Mapping[str, Any]], DecodeConfig],  # of the options of a combination
+    load: Callable[[], LLM],
+    *,
+    task: str,
+    split: str,
+    limit: int,
+    seed: int,
+    batch_size: int,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    from lopa.evaluation.evaluate import problems
+    from lopa.evaluation.page import HEADS, make_page, rows
+    from lopa.evaluation.plots import draw_sweep, require_plots
+    from lopa.evaluation.sample import SampleFile
+    from lopa.evaluation.sweep import Sweep, combinations, parse_axes, setting_name
+
+    axes = parse_axes(words)
+    settings = {setting_name(o): configure(o).settings() for o in combinations(axes)}
+    sweep = Sweep(task, problems(task, split, limit, seed), axes, configure)
+    require_plots()
+    folder = make_folder(out or Path(f"sweep-{task}"))
+    llm = load()
+    run = {"task": task, "split": split, "problems": limit, "seed": seed, "settings": settings}
+    file = SampleFile(folder / "samples.jsonl", run | {"host": host(llm)})
+    progress, bar = progress_bar(f"{task} ({split})")
+    with bar:
+        sweep.run(llm, file, batch_size, progress)
+    report = {**run, "host": host(llm), "batch_size": batch_size, **sweep.report(file)}
+    write_lines(folder / "report.json", [json.dumps(report, ensure_ascii=False, indent=1)])
+    pictures = draw_sweep(report, folder)
+    title = f"{task} ({split}), {limit} problems, seed {seed}"
+    said = [
+        ", ".join(f"{name} {value}" for name, value in report["host"].items()),
+        *(
+            f"AUP {curve['aup']:.1f} along {next(iter(axes))}"
+            + (f" with {setting_name(curve['shared'])}" if curve["shared"] else "")
+            for curve in report["curves"]
+        ),
+    ]
+    drawings = [path for path in pictures if path.suffix == ".svg"]
+    page = make_page(title, said, HEADS, rows(report), drawings)
+    write_lines(folder / "report.html", [page])
+    if as_json:
+        print(json.dumps(report, ensure_ascii=False))
+        return
+    print(title)
+    print_table(HEADS, rows(report))
+    for line in said[1:]:
+        print(line)
+    note(f"samples, figures, pictures and report.html are in {folder}")
+
+
+def make_folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write to {folder} ({error.strerror}): choose another --out"
+        ) from None
+    return folder
+
+
+def progress_bar(title: str) -> tuple[Callable[[int, int], None], Any]:
+    """What to call with (done, total), and the context in which it shows on a terminal."""
+    from rich.progress import Progress
+
+    console = notes()
+    bar = Progress(console=console, transient=True)
+    job = bar.add_task(title, total=None)
+
+    def update(done: int, total: int) -> None:
+        bar.update(job, completed=done, total=total)
+
+    return update, bar if console.is_terminal else nullcontext()

@@ -1,0 +1,136 @@
+"""One answer of an evaluation as it is kept on file, and what many of them come to.
+
+A file of samples is JSON Lines: a first line that says what was run, then a line an answer. It is
+only ever added to, so a run that was stopped goes on where it was; a line cut short by the stop is
+decoded again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from lopa.engine.session import Output
+from lopa.errors import ConfigError, LopaError
+from lopa.evaluation.wilson import wilson
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """`by_round` is what each round brought: its fills, and the lookahead token that won."""
+
+    setting: str  # which of the settings of the run
+    problem: int
+    correct: bool
+    text: str
+    tokens: int
+    tokens_paper: int
+    rounds: int
+    seconds: float
+    first_round_seconds: float
+    finish: str
+    by_round: tuple[int, ...]
+    branches: tuple[int, ...]  # lookaheads tried in each round
+
+
+def make_sample(setting: str, problem: int, correct: bool, output: Output) -> Sample:
+    rounds = output.trace.rounds
+    won = [r.branches[r.winner].lookahead is not None for r in rounds]
+    return Sample(
+        setting=setting,
+        problem=problem,
+        correct=correct,
+        text=output.text,
+        tokens=output.tokens,
+        tokens_paper=output.tokens_paper,
+        rounds=output.rounds,
+        seconds=output.seconds,
+        first_round_seconds=output.first_round_seconds,
+        finish=output.finish,
+        by_round=tuple(len(r.fills) + w for r, w in zip(rounds, won, strict=True)),
+        branches=tuple(len(r.branches) - 1 for r in rounds),
+    )
+
+
+def figures(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Accuracy, parallelism and speed over all samples together."""
+    correct, problems = sum(s.correct for s in samples), len(samples)
+    tokens, rounds = sum(s.tokens for s in samples), sum(s.rounds for s in samples)
+    seconds = sum(s.seconds for s in samples)
+    speeds = sorted((s.tokens / s.seconds for s in samples if s.seconds), reverse=True)
+    latencies = sorted(s.seconds for s in samples)
+    return {
+        "problems": problems,
+        "accuracy": correct / problems,
+        "interval": list(wilson(correct, problems)),
+        "tpf": tokens / rounds,
+        "tpf_paper": sum(s.tokens_paper for s in samples) / (rounds + problems),
+        "tokens_per_second": tokens / seconds if seconds else 0.0,
+        "tokens_per_second_max": speeds[0] if speeds else 0.0,
+        "tokens_per_second_top10": sum(speeds[:10]) / len(speeds[:10]) if speeds else 0.0,
+        "latency_p50": median(latencies),
+        "latency_p95": latencies[min(problems - 1, int(0.95 * problems))],
+        "first_round_seconds": sum(s.first_round_seconds for s in samples) / problems,
+        "branches": sum(map(sum, (s.branches for s in samples))) / rounds,
+        "unfinished": sum(s.finish not in ("eos", "stop") for s in samples),
+    }
+
+
+def mean_by_round(samples: Sequence[Sample]) -> list[float]:
+    """Tokens that the first, second, … round brought, over the samples that had one."""
+    longest = max((len(s.by_round) for s in samples), default=0)
+    found = []
+    for index in range(longest):
+        values = [s.by_round[index] for s in samples if len(s.by_round) > index]
+        found.append(sum(values) / len(values))
+    return found
+
+
+class SampleFile:
+    """Samples on file under the description of a run; another run's file is refused."""
+
+    def __init__(self, path: Path, run: Mapping[str, Any]) -> None:
+        self.path = path
+        self.samples: dict[tuple[str, int], Sample] = {}
+        head = json.dumps({"run": run}, ensure_ascii=False, sort_keys=True)
+        lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+        whole = lines[:-1]  # what follows the last line break was cut short
+        if whole and whole[0] != head:
+            raise ConfigError(
+                f"{path} holds another run: give the settings it was made with, or another --out"
+            )
+        try:
+            for line in whole[1:]:
+                self._keep(Sample(**_tuples(json.loads(line))))
+        except (ValueError, TypeError) as error:
+            raise LopaError(f"{path} is no file of samples ({error}): remove it") from None
+        text = "".join(line + "\n" for line in whole or [head])
+        if not lines or lines[-1]:
+            path.write_text(text, encoding="utf-8")
+
+    def add(self, samples: Iterable[Sample]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            for sample in samples:
+                file.write(json.dumps(asdict(sample), ensure_ascii=False) + "\n")
+                self._keep(sample)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def of(self, setting: str) -> list[Sample]:
+        """In the order of the problems, however they came."""
+        return sorted(self._those(setting), key=lambda s: s.problem)
+
+    def _those(self, setting: str) -> Iterator[Sample]:
+        return (s for s in self.samples.values() if s.setting == setting)
+
+    def _keep(self, sample: Sample) -> None:
+        self.samples[sample.setting, sample.problem] = sample
+
+
+def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}

@@ -1,0 +1,129 @@
+"""Adaptive branches: made-up gains in, numbers of branches out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from made_up import MadeUp, drive, new_decoder
+
+from lopa.config import AUTO_BRANCHES, DecodeConfig
+from lopa.decoding.budget import EVERY_ROUND_THE_SAME, Budget, RoundCost
+from lopa.errors import ConfigError
+
+WINDOW = 64
+MOST = AUTO_BRANCHES[-1]
+LINEAR = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 2.0)))  # rows cost what they hold
+TOKENS = [WINDOW * (k + 1) for k in range(MOST + 1)]
+
+
+def settle(budget: Budget, gains: dict[int, float], rounds: int = 60) -> list[int]:
+    """The choices, round by round, when `gains` are what each number of branches brings."""
+    chosen = []
+    for _ in range(rounds):
+        tried = budget.branches(TOKENS)
+        budget.learn([gains[k] for k in AUTO_BRANCHES if k <= tried])
+        chosen.append(tried)
+    return chosen
+
+
+@pytest.mark.parametrize("most", [3.0, 6.0, 16.0])  # cost of 16 rows against one
+def test_lookahead_that_never_helps_is_given_up_but_not_for_good(most: float) -> None:
+    cost = RoundCost(((WINDOW, 1.0), (16 * WINDOW, most)))
+    chosen = settle(Budget(cost), dict.fromkeys(AUTO_BRANCHES, 4.0), rounds=200)
+    assert chosen[0] > 0
+    later = chosen[10:]
+    assert 0 < sum(k > 0 for k in later) / len(later) < 0.1
+
+
+def test_a_first_branch_that_helps_leads_to_more() -> None:
+    gains = {k: 4.0 * (1 + 0.8 * i) for i, k in enumerate(AUTO_BRANCHES)}
+    cost = RoundCost(((WINDOW, 1.0), (16 * WINDOW, 3.0)))
+    best = max(gains, key=lambda k: gains[k] / cost(TOKENS[k]))
+    assert best == 3
+    assert set(settle(Budget(cost), gains)[6:]) == {best}
+
+
+def test_lookahead_that_always_helps_at_no_cost_goes_to_the_most() -> None:
+    gains = {k: 4.0 + k for k in AUTO_BRANCHES}
+    assert set(settle(Budget(EVERY_ROUND_THE_SAME), gains)) == {MOST}
+
+
+@pytest.mark.parametrize(
+    ("gains", "best"),
+    [
+        ({0: 4.0, 1: 9.0, 3: 10.0, 7: 11.0, 15: 12.0}, 1),
+        ({0: 4.0, 1: 5.0, 3: 17.0, 7: 18.0, 15: 19.0}, 3),
+        ({0: 4.0, 1: 6.0, 3: 7.0, 7: 8.0, 15: 9.0}, 0),
+    ],
+)
+def test_the_best_ratio_when_cost_grows_with_tokens(gains: dict[int, float], best: int) -> None:
+    assert max(gains, key=lambda k: gains[k] / (k + 1)) == best
+    budget = Budget(LINEAR)
+    for _ in range(60):  # all branches are seen, whatever is chosen
+        budget.learn([gains[k] for k in AUTO_BRANCHES])
+    assert budget.branches(TOKENS) == best
+
+
+def test_never_more_than_there_are_candidates() -> None:
+    budget = Budget(EVERY_ROUND_THE_SAME)
+    for candidates in range(MOST + 1):
+        assert budget.branches(TOKENS[: candidates + 1]) <= candidates
+
+
+def test_winners_of_fewer_branches() -> None:
+    budget = Budget(EVERY_ROUND_THE_SAME)
+    scores = np.array([-2.0, -0.5, -3.0, -0.5, -0.1, -1.0])  # five lookaheads, then the anchor
+    assert budget.winners(scores) == [5, 5, 1]  # with 0, 1 and 3: ties go to the better ranked
+
+
+def test_cost_between_and_beyond_its_points() -> None:
+    cost = RoundCost(((10, 1.0), (20, 2.0), (40, 3.0)))
+    assert [cost(t) for t in (5, 10, 15, 30, 40, 60)] == [1.0, 1.0, 1.5, 2.5, 3.0, 4.0]
+    assert EVERY_ROUND_THE_SAME(1) == EVERY_ROUND_THE_SAME(9999) == 1.0
+    for wrong in ((), ((2, 1.0), (1, 2.0)), ((1, 0.0),)):
+        with pytest.raises(ConfigError, match="tokens rising"):
+            RoundCost(wrong)
+
+
+def auto(**options: object) -> DecodeConfig:
+    given = {"branches": "auto", "max_new_tokens": 32, "block_size": 8, **options}
+    return DecodeConfig(**given)  # type: ignore[arg-type]
+
+
+def test_the_decoder_varies_its_branches_the_same_way_every_time() -> None:
+    runs = []
+    for _ in range(2):
+        decoder = new_decoder(auto(early_stop=False), cost=LINEAR)
+        runs.append(drive(decoder, MadeUp(3)))
+    assert runs[0] == runs[1]
+    for record, following in zip(runs[0], runs[0][1:], strict=False):
+        assert len(following.branches) == len(record.spawned) + 1
+        assert len(record.spawned) in AUTO_BRANCHES
+
+
+def test_counting_forwards_tries_more_than_counting_time() -> None:
+    def tried(**options: object) -> int:
+        decoder = new_decoder(auto(**options), cost=LINEAR)
+        return sum(len(record.spawned) for record in drive(decoder, MadeUp(5)))
+
+    assert tried(objective="tpf") > tried(objective="speed")
+
+
+def test_what_a_round_brought_is_what_the_budget_learns() -> None:
+    learnt: list[int] = []
+    decoder = new_decoder(auto(objective="tpf"))
+    assert decoder.budget is not None
+    learn = decoder.budget.learn
+    decoder.budget.learn = lambda tokens: (learnt.append(tokens[-1]), learn(tokens))[1]  # type: ignore[method-assign]
+    records = drive(decoder, MadeUp(7))
+    for record, tokens in zip(records, learnt, strict=True):
+        if len(record.branches) - 1 in AUTO_BRANCHES:
+            lookahead = record.branches[record.winner].lookahead is not None
+            assert tokens == len(record.fills) + lookahead
+
+
+def test_with_a_floor_unsure_lookaheads_are_left_out() -> None:
+    decoder = new_decoder(auto(objective="tpf", lookahead_floor=0.6))
+    spawned = [a for record in drive(decoder, MadeUp(3)) for a in record.spawned]
+    assert spawned
+    assert min(a.max_prob for a in spawned) >= np.float32(0.6)

@@ -1,0 +1,65 @@
+"""`branches="auto"` with a model: the cost of a round is measured once, kept and recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lopa import LLM, DecodeConfig
+from lopa import trace as traces
+from lopa.config import AUTO_BRANCHES
+from lopa.decoding.budget import RoundCost
+from lopa.engine import calibration
+from lopa.evaluation.tasks import generate
+
+POINTS = [(32, 0.010), (64, 0.011), (512, 0.030)]
+AUTO = DecodeConfig(branches="auto", max_new_tokens=32, block_size=8)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("dummy:dream-tiny", device="cpu")
+
+
+def test_measured_once_and_recorded(llm: LLM) -> None:
+    cost = llm.round_cost
+    assert cost is llm.round_cost
+    tokens = [t for t, _ in cost.points]
+    assert 2 <= len(tokens) <= len(AUTO_BRANCHES)
+    assert tokens == [calibration.WINDOW * (k + 1) for k in AUTO_BRANCHES[: len(tokens)]]
+    seconds = [s for _, s in cost.points]
+    assert seconds == sorted(seconds)
+    settings = llm.generate("hello", AUTO).trace.settings
+    assert settings["round_cost"] == [list(point) for point in cost.points]
+
+
+def test_a_slow_device_measures_less(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "SECONDS", 0.0)
+    assert len(calibration.measure(llm.runner, llm.config, llm.decode_config).points) == 2
+
+
+def test_forwards_are_counted_without_a_measure() -> None:
+    llm = LLM("dummy:dream-tiny", device="cpu")
+    config = DecodeConfig(branches="auto", objective="tpf", max_new_tokens=16, block_size=8)
+    output = llm.generate("hello", config)
+    assert llm._round_cost is None
+    assert output.trace.settings["round_cost"] == [[1, 1.0]]
+
+
+def test_the_same_cost_gives_the_same_answer(tmp_path: Path) -> None:
+    """With the built-in model, one by one and together; and the trace can be read back."""
+    llm = LLM("tiny", device="cpu", round_cost=POINTS)
+    assert llm.round_cost == RoundCost(tuple(POINTS))
+    prompts = [generate("words", seed, "eval").prompt for seed in (3,)]
+    config = DecodeConfig(branches="auto", max_new_tokens=32)
+    alone = [llm.generate(prompt, config) for prompt in prompts]
+    together = dict(llm.generate_together(prompts, config))
+    for index, output in enumerate(alone):
+        assert output.token_ids == together[index].token_ids
+        tried = [len(r.branches) - 1 for r in output.trace.rounds]
+        assert tried[0] == 0
+        assert set(tried) <= set(AUTO_BRANCHES)
+        assert max(tried) > 0
+    traces.write(alone[0].trace, tmp_path / "trace.jsonl")
+    assert traces.read(tmp_path / "trace.jsonl") == alone[0].trace

@@ -1,0 +1,62 @@
+"""The decoders of the studies, on made-up statistics."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from made_up import EOS, MASK, VOCAB, MadeUp, drive
+
+from lopa.config import DecodeConfig
+from lopa.studies.calibration import Observed
+from lopa.studies.ranks import spearman
+from lopa.studies.variants import RandomOrder, RandomPositions, RandomWinner
+
+CONFIG = DecodeConfig(branches=3, max_new_tokens=32, block_size=8, early_stop=False)
+PROMPT = [i % VOCAB for i in range(5)]
+
+
+def decode(make: Any, config: DecodeConfig = CONFIG) -> Any:
+    decoder = make(config, PROMPT, mask_id=MASK, eos_ids=[EOS], shift=True)
+    return decoder, drive(decoder, MadeUp(3))
+
+
+@pytest.mark.parametrize("kind", [RandomPositions, RandomWinner, RandomOrder])
+def test_chance_is_the_seeds(kind: Any) -> None:
+    runs = [decode(partial(kind, seed=seed))[1] for seed in (1, 1, 2)]
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+def test_a_random_order_places_a_token_in_every_round() -> None:
+    config = DecodeConfig(branches=1, max_new_tokens=32, block_size=8, early_stop=False)
+    decoder, records = decode(RandomOrder, config)
+    for record in records:
+        has_lookahead = len(record.branches) == 2
+        assert (record.branches[record.winner].lookahead is not None) == has_lookahead
+    assert MASK not in decoder.tokens
+
+
+def test_observing_changes_nothing() -> None:
+    from lopa.decoding.decoder import Decoder
+
+    observed, records = decode(Observed)
+    assert records == decode(Decoder)[1]
+    for record, scores, tokens in zip(records, observed.scores, observed.brought, strict=True):
+        assert scores["mean"] == [branch.score for branch in record.branches]
+        placed = record.branches[record.winner].lookahead is not None
+        fills = [f.token for f in record.fills]
+        if EOS not in fills:
+            assert tokens[record.winner] == len(fills) + placed
+
+
+def test_rank_correlation() -> None:
+    assert spearman([1, 2, 3], [10, 20, 90]) == pytest.approx(1.0)
+    assert spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1.0)
+    # By hand: ranks 0, 1.5, 1.5, 3 against 0, 1, 2, 3.
+    expected = np.corrcoef([0, 1.5, 1.5, 3], [0, 1, 2, 3])[0, 1]
+    assert spearman([5, 6, 6, 9], [1, 2, 3, 4]) == pytest.approx(expected)
+    assert spearman([1, 1], [1, 2]) is None
+    assert spearman([1], [1]) is None
