@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
@@ -61,9 +61,11 @@ def free_bytes(device: torch.device) -> int | None:
     """Memory that can be had on the device now, where the system says."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
+    try:  # what can be had without swapping: unlike free memory, it counts files kept in memory
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        available = next(line for line in lines if line.startswith("MemAvailable:"))
+        return int(available.split()[1]) * 1024
+    except (OSError, StopIteration, ValueError):
         return None
 
 
