@@ -14,7 +14,7 @@ from lopa.decoding.decoder import Decoder
 from lopa.engine.engine import MAX_RUNNING, TOKEN_BUDGET
 from lopa.engine.llm import LLM
 from lopa.engine.paged import Reuse
-from lopa.engine.runner import Runner
+from lopa.engine.runner import Runner, check_room
 from lopa.engine.session import Event, Session
 from lopa.errors import ConfigError
 from lopa.models import checkpoint
@@ -90,7 +90,7 @@ class ParallelLLM(LLM):
         """The ranks see."""
 
     def _make_runner(self, cache_tokens: int | None, reuse: Reuse, backend: str) -> Runner:
-        return _Elsewhere()
+        return _Elsewhere(self)
 
     def _make_session(self, decoder: Decoder, ids: Sequence[int], limit: int | None) -> Session:
         return _RemoteSession(self, decoder, ids, limit)
@@ -132,7 +132,11 @@ class _RemoteSession(Session):
 class _Elsewhere:
     """In place of a runner."""
 
-    def check(self, capacity: int) -> None: ...
+    def __init__(self, llm: ParallelLLM) -> None:
+        self._llm = llm
+
+    def check(self, capacity: int) -> None:
+        check_room(capacity, self._llm.supervisor.room)
 
     def open(self, config: DecodeConfig, capacity: int, prompt: Sequence[int] = ()) -> int | None:
         raise RuntimeError("the ranks hold the slots: add sessions to `engine()`")
