@@ -20,9 +20,9 @@ from lopa.errors import ConfigError
 from lopa.models import checkpoint
 from lopa.models.config import ModelConfig
 from lopa.parallel.mesh import backend_for
+from lopa.parallel.nursery import Nursery
 from lopa.parallel.place import places
 from lopa.parallel.supervisor import Supervisor
-from lopa.parallel.tensor import check
 from lopa.sequence import Plan, Stats
 
 
@@ -38,11 +38,15 @@ class ParallelLLM(LLM):
         rank_timeout: float = RANK_TIMEOUT,
         device: str = "auto",
         report: Callable[[str], None] | None = None,
+        nursery: Nursery | None = None,
         **options: Any,
     ) -> None:
         options.pop("progress", None)
         super().__init__(model, device=device, **options)
-        check(self.config, tensor_parallel)
+        if tensor_parallel > 1:
+            from lopa.parallel.tensor import check  # slow to import
+
+            check(self.config, tensor_parallel)
         world = branch_parallel * tensor_parallel
         if branch_parallel < 1 or tensor_parallel < 1:
             raise ConfigError("branch-parallel and tensor-parallel must be at least 1")
@@ -56,6 +60,7 @@ class ParallelLLM(LLM):
             backend=backend_for(self.device, world),
             timeout=rank_timeout,
             report=report,
+            nursery=nursery,
         )
 
     def engine(

@@ -22,7 +22,6 @@ from lopa.models import checkpoint
 from lopa.models.config import ModelConfig
 from lopa.parallel.branch import BranchParallel
 from lopa.parallel.mesh import Mesh
-from lopa.parallel.tensor import cut, sum_outputs
 from lopa.sequence import Plan
 
 
@@ -90,6 +89,8 @@ class RankLLM(LLM):
         if self.mesh.tensors == 1:
             super()._load_weights(folder, config, adapter, progress)
             return
+        from lopa.parallel.tensor import cut, sum_outputs  # slow to import
+
         # Cut first and quantise the parts: a part's scales are its own.
         kind, self.quantize = self.quantize, None
         super()._load_weights(folder, config, adapter, progress)

@@ -115,6 +115,7 @@ class Supervisor(Engine):
         backend: str = "gloo",
         timeout: float = 10.0,
         report: Callable[[str], None] | None = None,
+        nursery: Nursery | None = None,  # where somebody has made one already
     ) -> None:
         self.max_running, self.token_budget = MAX_RUNNING, TOKEN_BUDGET
         self.waiting: deque[Session] = deque()
@@ -135,7 +136,7 @@ class Supervisor(Engine):
         self._failures: list[int | None] = []  # ranks to blame since the last round
         self._proven = False  # this group has finished a round
         self._listened = time.monotonic()
-        self._nursery: Nursery | None = None
+        self._nursery = nursery
         self._store: Any = None
         try:
             self._start_or_retry()
@@ -381,7 +382,7 @@ class Supervisor(Engine):
         if self._nursery is None or self._nursery.process.poll() is not None:
             if self._nursery is not None:
                 self._nursery.close()
-            self._nursery = Nursery()
+            self._nursery = Nursery(self._tensors > 1)
         self._proven = False
         self._store = meeting_place("127.0.0.1", 0, is_master=True)
         common = {

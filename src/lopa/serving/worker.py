@@ -416,16 +416,24 @@ def _load(config: EngineConfig, report: Callable[[str], None]) -> LLM:
         from lopa.engine.llm import LLM
 
         return LLM(config.model, **config.llm)
-    from lopa.parallel.llm import ParallelLLM
+    from lopa.parallel.nursery import Nursery
 
-    return ParallelLLM(
-        config.model,
-        branch_parallel=config.branch_parallel,
-        tensor_parallel=config.tensor_parallel,
-        rank_timeout=config.rank_timeout or RANK_TIMEOUT,
-        report=report,
-        **config.llm,
-    )
+    nursery = Nursery(config.tensor_parallel > 1)  # which imports torch while this process does
+    try:
+        from lopa.parallel.llm import ParallelLLM
+
+        return ParallelLLM(
+            config.model,
+            branch_parallel=config.branch_parallel,
+            tensor_parallel=config.tensor_parallel,
+            rank_timeout=config.rank_timeout or RANK_TIMEOUT,
+            report=report,
+            nursery=nursery,
+            **config.llm,
+        )
+    except BaseException:
+        nursery.close()
+        raise
 
 
 if __name__ == "__main__":
