@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import signal
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +19,7 @@ from typing import Any
 
 import pytest
 from hammer import Tally, hammer
+from safetensors.torch import load_file, save_file
 from serving_support import Server, data_of, is_alive, until
 
 from lopa import LLM
@@ -112,6 +116,7 @@ def test_an_idle_rank_that_dies_is_replaced(two: Server, cases: Any) -> None:
     assert two.metric("lopa_engine_restarts") == 0
 
 
+@pytest.mark.soak
 def test_a_killed_engine_leaves_no_rank(two: Server, cases: Any) -> None:
     engine, ranks = two.engine_pid, ranks_of(two)
     nurseries = children(engine)
@@ -121,6 +126,42 @@ def test_a_killed_engine_leaves_no_rank(two: Server, cases: Any) -> None:
     body, text = cases[2]
     assert two.complete(**body).json()["choices"][0]["text"] == text
     assert two.metric("lopa_ranks_alive") == 2
+
+
+@pytest.mark.soak
+def test_parts_of_a_model(cases: Any) -> None:
+    with Server("--model", MODEL, "--tensor-parallel", "2", "--device", "cpu") as server:
+        assert server.metric("lopa_ranks_alive") == 2
+        answers = [server.complete(**body).json() for body, _ in cases]
+    assert [answer["choices"][0]["text"] for answer in answers] == [text for _, text in cases]
+
+
+@pytest.mark.soak
+def test_a_request_that_the_model_cannot_answer(chat_folder: Path, tmp_path: Path) -> None:
+    """It fails alone, and in its first round; the group that it cost is replaced."""
+    copy = Path(shutil.copytree(chat_folder, tmp_path / "model"))
+    weights = load_file(copy / "model.safetensors")
+    (name,) = (name for name in weights if "embed_tokens" in name)
+    weights[name][250] = float("nan")
+    save_file(weights, copy / "model.safetensors")
+    with Server("--model", str(copy), *RANKS[2:]) as server:
+        good = server.complete("Hello", max_tokens=16)
+        assert good.status_code == 200
+        bad = server.complete([72, 250, 72], max_tokens=16)
+        assert bad.status_code == 500
+        assert "numbers" in bad.json()["error"]["message"]
+        again = server.complete("Hello", max_tokens=16)
+        assert again.json()["choices"][0]["text"] == good.json()["choices"][0]["text"]
+        assert server.metric("lopa_ranks_alive") == 2
+        assert server.metric("lopa_engine_restarts") == 0
+
+
+@pytest.mark.soak
+def test_a_model_that_cannot_be_cut_like_this() -> None:
+    command = [sys.executable, "-m", "lopa", "serve", "--port", "0", "--tensor-parallel", "3"]
+    ended = subprocess.run([*command, "--model", MODEL], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert "tensor-parallel 3 cannot cut this model" in ended.stderr.splitlines()[-1]
 
 
 @pytest.mark.soak
