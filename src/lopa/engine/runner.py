@@ -14,7 +14,17 @@ from typing import Protocol
 from torch import Tensor
 
 from lopa.config import DecodeConfig
+from lopa.errors import CapacityError
 from lopa.sequence import Plan, Stats
+
+
+def check_room(capacity: int, room: int) -> None:
+    """Refuse a request that is larger than the whole cache."""
+    if capacity > room:
+        raise CapacityError(
+            f"the request needs room for {capacity} tokens and the whole cache holds {room}: "
+            "shorten it, or give the cache more tokens"
+        )
 
 
 class Runner(Protocol):

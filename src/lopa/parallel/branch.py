@@ -20,7 +20,8 @@ from torch import Tensor
 
 from lopa.config import DecodeConfig
 from lopa.engine.runner import StagingRunner
-from lopa.parallel.mesh import Mesh, RankError
+from lopa.errors import RankError
+from lopa.parallel.mesh import Mesh
 from lopa.parallel.share import Share, split
 from lopa.parallel.wire import Packing
 from lopa.sequence import Plan, Stats

@@ -15,16 +15,16 @@ from lopa.decoding.decoder import Decoder
 from lopa.engine.engine import MAX_RUNNING, TOKEN_BUDGET
 from lopa.engine.llm import LLM
 from lopa.engine.paged import Reuse
-from lopa.engine.runner import Runner
+from lopa.engine.runner import Runner, check_room
 from lopa.engine.session import Event, Session
 from lopa.errors import ConfigError
 from lopa.models import checkpoint
 from lopa.models.config import ModelConfig
 from lopa.parallel.mesh import backend_for
+from lopa.parallel.nursery import Nursery
 from lopa.parallel.place import places
 from lopa.parallel.rank import given_cost
 from lopa.parallel.supervisor import Supervisor
-from lopa.parallel.tensor import check
 from lopa.sequence import Plan, Stats
 
 
@@ -40,11 +40,15 @@ class ParallelLLM(LLM):
         rank_timeout: float = RANK_TIMEOUT,
         device: str = "auto",
         report: Callable[[str], None] | None = None,
+        nursery: Nursery | None = None,
         **options: Any,
     ) -> None:
         options.pop("progress", None)
         super().__init__(model, device=device, **options)
-        check(self.config, tensor_parallel)
+        if tensor_parallel > 1:
+            from lopa.parallel.tensor import check  # slow to import
+
+            check(self.config, tensor_parallel)
         world = branch_parallel * tensor_parallel
         if branch_parallel < 1 or tensor_parallel < 1:
             raise ConfigError("branch-parallel and tensor-parallel must be at least 1")
@@ -58,6 +62,7 @@ class ParallelLLM(LLM):
             backend=backend_for(self.device, world),
             timeout=rank_timeout,
             report=report,
+            nursery=nursery,
         )
 
     def engine(
@@ -92,7 +97,7 @@ class ParallelLLM(LLM):
         """The ranks see."""
 
     def _make_runner(self, cache_tokens: int | None, reuse: Reuse, backend: str) -> Runner:
-        return _Elsewhere()
+        return _Elsewhere(self)
 
     @property
     def round_cost(self) -> RoundCost:
@@ -138,7 +143,11 @@ class _RemoteSession(Session):
 class _Elsewhere:
     """In place of a runner."""
 
-    def check(self, capacity: int) -> None: ...
+    def __init__(self, llm: ParallelLLM) -> None:
+        self._llm = llm
+
+    def check(self, capacity: int) -> None:
+        check_room(capacity, self._llm.supervisor.room)
 
     def open(self, config: DecodeConfig, capacity: int, prompt: Sequence[int] = ()) -> int | None:
         raise RuntimeError("the ranks hold the slots: add sessions to `engine()`")

@@ -17,14 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lopa.errors import ConfigError, LopaError
+from lopa.errors import ConfigError, RankError
 
 BACKENDS = {"cuda": "nccl", "npu": "hccl"}  # everything else: gloo
 _PATIENCE = timedelta(minutes=30)  # while models are read; afterwards the rank timeout holds
-
-
-class RankError(LopaError):
-    """Another rank is gone, too slow, or computes something else."""
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import traceback
+from importlib import import_module
 from typing import Any
 
 from lopa.parallel.channel import die_with
@@ -21,16 +22,22 @@ _MOST = 1 << 20  # bytes of a rank's orders
 
 
 class Nursery:
-    """The supervisor's end of one."""
+    """The supervisor's end of one; `cuts` says that its ranks hold parts of a model."""
 
-    def __init__(self) -> None:
+    def __init__(self, cuts: bool) -> None:
         self._end, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = dict(os.environ)
         # A package that is not installed but found through sys.path is found there as well.
         environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
         with there:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "lopa.parallel.nursery", str(there.fileno())],
+                [
+                    sys.executable,
+                    "-m",
+                    "lopa.parallel.nursery",
+                    str(there.fileno()),
+                    str(int(cuts)),
+                ],
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,
@@ -59,6 +66,8 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     from lopa.parallel import worker
 
+    if int(sys.argv[2]):
+        import_module("lopa.parallel.tensor")  # takes too long for a rank to do it by itself
     own = os.getpid()
     while True:
         orders, ends, *_ = socket.recv_fds(control, _MOST, 1)

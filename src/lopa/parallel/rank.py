@@ -23,7 +23,6 @@ from lopa.models import checkpoint
 from lopa.models.config import ModelConfig
 from lopa.parallel.branch import BranchParallel
 from lopa.parallel.mesh import Mesh
-from lopa.parallel.tensor import cut, sum_outputs
 from lopa.sequence import Plan
 
 
@@ -101,6 +100,8 @@ class RankLLM(LLM):
         if self.mesh.tensors == 1:
             super()._load_weights(folder, config, adapter, progress)
             return
+        from lopa.parallel.tensor import cut, sum_outputs  # slow to import
+
         # Cut first and quantise the parts: a part's scales are its own.
         kind, self.quantize = self.quantize, None
         super()._load_weights(folder, config, adapter, progress)
@@ -128,6 +129,7 @@ class RankLLM(LLM):
         # Who has room for what must be the same everywhere.
         local = PagedRunner(self.model, mesh.least(tokens), reuse=reuse, step=step)
         local.step.find = self._find
+        self.room = local.room
         return self._kind(local, mesh)
 
     def _make_session(self, decoder: Decoder, ids: Sequence[int], limit: int | None) -> RankSession:

@@ -6,12 +6,13 @@ or too long at one thing costs the group: all its processes are ended, a new gro
 the sessions go on from the supervisor's decoders, their caches written anew (see `history`).
 Callers see a pause. Ending every process is deliberate: no collective has to be left in order.
 
-Used by one thread, the one that made it.
+Used by one thread, the one that made it; `room` may be read by any.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import signal
 import socket
@@ -24,11 +25,12 @@ from typing import Any
 
 from lopa.decoding.decoder import Decoder
 from lopa.engine.engine import MAX_RUNNING, TOKEN_BUDGET, Engine
+from lopa.engine.runner import check_room
 from lopa.engine.session import Event, Session
-from lopa.errors import LopaError
+from lopa.errors import RankError
 from lopa.parallel.channel import Channel
 from lopa.parallel.history import History
-from lopa.parallel.mesh import RankError, meeting_place
+from lopa.parallel.mesh import meeting_place
 from lopa.parallel.nursery import Nursery
 from lopa.parallel.place import Place
 from lopa.parallel.worker import Told
@@ -64,6 +66,18 @@ class _Process:
     heard: float = field(default_factory=time.monotonic)
     phase: str = "starting"
     ready: bool = False
+
+    @property
+    def runs(self) -> bool:
+        if self.handle >= 0:  # readable when it has ended
+            poll = select.poll()
+            poll.register(self.handle, select.POLLIN)
+            return not poll.poll(0)
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
 
     def end(self) -> None:
         with suppress(ProcessLookupError):
@@ -101,6 +115,7 @@ class Supervisor(Engine):
         backend: str = "gloo",
         timeout: float = 10.0,
         report: Callable[[str], None] | None = None,
+        nursery: Nursery | None = None,  # where somebody has made one already
     ) -> None:
         self.max_running, self.token_budget = MAX_RUNNING, TOKEN_BUDGET
         self.waiting: deque[Session] = deque()
@@ -110,19 +125,18 @@ class Supervisor(Engine):
         self._model, self._options = model, options
         self._ranks, self._tensors = list(ranks), tensors
         self._backend, self._timeout = backend, timeout
-        self._report = report or (lambda line: None)
+        self.report = report or (lambda line: None)
         self._sessions: dict[int, Session] = {}  # by number
         self._numbers: dict[int, int] = {}  # by id(session)
         self._histories: dict[int, History] = {}
         self._next = 0
         self._told: deque[tuple[list[Told], list[int]]] = deque()
-        self._fits, self._asked = 0, 0
-        self._answers: dict[int, LopaError | None] = {}
+        self.room = 0  # tokens of an empty cache: the same on every rank
         self._processes: list[_Process] = []
         self._failures: list[int | None] = []  # ranks to blame since the last round
         self._proven = False  # this group has finished a round
         self._listened = time.monotonic()
-        self._nursery: Nursery | None = None
+        self._nursery = nursery
         self._store: Any = None
         try:
             self._start_or_retry()
@@ -137,7 +151,7 @@ class Supervisor(Engine):
         self._tell("limits", max_running, token_budget)
 
     def add(self, session: Session) -> None:
-        self._check(session.capacity)
+        check_room(session.capacity, self.room)
         if not self.busy:  # ranks say nothing while they are idle
             self._hear_afresh()
         number = self._next
@@ -167,6 +181,12 @@ class Supervisor(Engine):
                 self._rebuild(lost)
         return []
 
+    def tend(self) -> None:
+        """Replace the group if a rank has ended while nothing ran; `step` sees to it otherwise."""
+        gone = [process.rank for process in self._processes if not process.runs]
+        if gone or not self._processes:
+            self._rebuild(_LostError(gone[0] if gone else None, "it is gone"))
+
     def end(self) -> None:
         """Drop every session and end every process; safe to call twice."""
         for session in list(self._sessions.values()):
@@ -181,6 +201,11 @@ class Supervisor(Engine):
     def pids(self) -> list[int]:
         """Of the ranks, in their order."""
         return [process.pid for process in self._processes]
+
+    @property
+    def alive(self) -> int:
+        """Ranks that are up."""
+        return sum(process.ready and process.runs for process in self._processes)
 
     @property
     def branches(self) -> int:
@@ -221,22 +246,6 @@ class Supervisor(Engine):
         for line in (self.waiting, self.running):
             with suppress(ValueError):
                 line.remove(session)
-
-    def _check(self, capacity: int) -> None:
-        """Ask a rank whether an empty cache could hold so much; remember what could."""
-        while capacity > self._fits:
-            self._asked += 1
-            try:
-                self._send(self._processes[0], "check", self._asked, capacity)
-                while self._asked not in self._answers:
-                    self._listen()
-            except _LostError as lost:
-                self._rebuild(lost)
-                continue
-            refused = self._answers.pop(self._asked)
-            if refused is not None:
-                raise refused
-            self._fits = capacity
 
     def _tell(self, *command: Any) -> None:
         """The same to every rank. A rank that cannot hear is found out in the next step."""
@@ -296,8 +305,7 @@ class Supervisor(Engine):
             self._proven = True
         elif kind == "ready":
             process.ready, process.phase = True, "idle"
-        elif kind == "checked":
-            self._answers[rest[0]] = rest[1]
+            self.room = rest[0]
         elif kind == "error":  # of the request or the model: another group would fail likewise
             self._end_processes()
             raise rest[0]
@@ -324,12 +332,12 @@ class Supervisor(Engine):
         if rank is None and (rank := self._to_blame()) is not None:
             reason = "it is gone"
         name = "a rank" if rank is None else f"rank {rank}"
-        self._report(f"{name} was lost ({reason}): the group is rebuilt")
+        self.report(f"{name} was lost ({reason}): the group is rebuilt")
         self._failures.append(rank)
         self._start_or_retry()
         took = time.monotonic() - noticed
         self.faults.append(Fault(rank, reason, silent, took, len(self._ranks)))
-        self._report(f"the group of {len(self._ranks)} goes on after {took:.1f} s")
+        self.report(f"the group of {len(self._ranks)} goes on after {took:.1f} s")
 
     def _to_blame(self) -> int | None:
         """The others fail because one did: that one's channel ends, or it says nothing."""
@@ -352,7 +360,7 @@ class Supervisor(Engine):
                 return
             except _LostError as lost:
                 rank = lost.rank if lost.rank is not None else self._to_blame()
-                self._report(f"a group could not start ({lost.reason})")
+                self.report(f"a group could not start ({lost.reason})")
                 self._failures.append(rank)
 
     def _do_with_less(self) -> None:
@@ -368,14 +376,14 @@ class Supervisor(Engine):
         first = rank // self._tensors * self._tensors
         del self._ranks[first : first + self._tensors]
         self._failures.clear()
-        self._report(f"rank {rank} fails again and again: {len(self._ranks)} ranks are left")
+        self.report(f"rank {rank} fails again and again: {len(self._ranks)} ranks are left")
 
     def _start(self) -> None:
         if self._nursery is None or self._nursery.process.poll() is not None:
             if self._nursery is not None:
                 self._nursery.close()
-            self._nursery = Nursery()
-        self._proven, self._fits = False, 0
+            self._nursery = Nursery(self._tensors > 1)
+        self._proven = False
         self._store = meeting_place("127.0.0.1", 0, is_master=True)
         common = {
             "model": self._model,
@@ -424,7 +432,6 @@ class Supervisor(Engine):
             process.wait()
         self._processes.clear()
         self._told.clear()
-        self._answers.clear()
         self._store = None
 
 

@@ -21,10 +21,10 @@ import numpy as np
 
 from lopa.engine.engine import Engine
 from lopa.engine.session import Event, Session
-from lopa.errors import LopaError
+from lopa.errors import LopaError, RankError
 from lopa.parallel.branch import BranchParallel
 from lopa.parallel.channel import Channel
-from lopa.parallel.mesh import Mesh, RankError, meeting_place
+from lopa.parallel.mesh import Mesh, meeting_place
 from lopa.parallel.place import settle, stay_here
 from lopa.parallel.rank import RankLLM, RankSession
 from lopa.sequence import Plan, Stats
@@ -78,26 +78,22 @@ class _Listening(BranchParallel):
 
 
 class _Ear(threading.Thread):
-    """Takes the commands in as they come, and answers what needs no round."""
+    """Takes the commands in as they come."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(daemon=True)
         self.channel = channel
         self.commands: list[tuple[Any, ...]] = []
         self.changed = threading.Condition()
-        self.llm: RankLLM | None = None
 
     def run(self) -> None:
         while True:
             try:
-                kind, *rest = self.channel.receive()
+                command = self.channel.receive()
             except (EOFError, OSError):
                 os._exit(0)  # the supervisor is gone, and so is the reason to be
-            if kind == "check":
-                self._check(*rest)
-                continue
             with self.changed:
-                self.commands.append((kind, *rest))
+                self.commands.append(command)
                 self.changed.notify()
 
     def command(self, number: int) -> tuple[Any, ...]:
@@ -105,15 +101,6 @@ class _Ear(threading.Thread):
         with self.changed:
             self.changed.wait_for(lambda: len(self.commands) > number)
             return self.commands[number]
-
-    def _check(self, number: int, capacity: int) -> None:
-        assert self.llm is not None
-        try:
-            self.llm.runner.check(capacity)
-        except LopaError as error:
-            self.channel.send("checked", number, error)
-        else:
-            self.channel.send("checked", number, None)
 
 
 class _Voice(threading.Thread):
@@ -166,9 +153,8 @@ def main(orders: dict[str, Any], end: socket.socket) -> None:
     voice.start()
     try:
         llm = _join(orders)
-        ear.llm = llm
         pulse.enter("idle")
-        voice.say("ready", llm.mesh.rank)
+        voice.say("ready", llm.room)
         _serve(llm, ear, pulse, voice)
     except RankError as error:
         voice.say("lost", str(error))

@@ -120,7 +120,7 @@ class Client:
             "ready": self.ready,
             "requests_running": running,
             "requests_waiting": len(self._flows) - running,
-            "ranks_alive": self.engine.get("ranks", 0) if self._up else 0,
+            "ranks_alive": self._gauges.get("ranks", 0) if self._up else 0,
             "engine_restarts": self.restarts,
             "cache_tokens": self._gauges.get("cache_tokens", 0),
             "cache_pages_used": used,
@@ -194,6 +194,8 @@ class Client:
             writer.write(frame(asdict(self.config)))
             while (message := await receive(reader)) is not None:
                 self._heard = time.monotonic()
+                if "log" in message:
+                    log.warning("engine note", extra={"note": message["log"]})
                 if "failed" in message:
                     return message["failed"], bool(message["misuse"])
                 if "ready" in message:
