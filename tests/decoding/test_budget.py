@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from made_up import MadeUp, drive, new_decoder
+from made_up import EOS, MadeUp, drive, new_decoder
 
 from lopa.config import AUTO_BRANCHES, DecodeConfig
 from lopa.decoding.budget import EVERY_ROUND_THE_SAME, Budget, RoundCost
@@ -127,3 +127,28 @@ def test_with_a_floor_unsure_lookaheads_are_left_out() -> None:
     spawned = [a for record in drive(decoder, MadeUp(3)) for a in record.spawned]
     assert spawned
     assert min(a.max_prob for a in spawned) >= np.float32(0.6)
+
+
+@pytest.mark.parametrize("window", ["pipeline", "blocks", "canvas"])
+@pytest.mark.parametrize("score", ["mean", "fills"])
+def test_auto_on_every_window_and_with_an_end_of_text(window: str, score: str) -> None:
+    options = {"window": window, "score": score, "max_new_tokens": 16}
+    sizes = {} if window == "canvas" else {"block_size": 8}
+    config = DecodeConfig(branches="auto", **options, **sizes)  # type: ignore[arg-type]
+    decoder = new_decoder(config, cost=LINEAR)
+    drive(decoder, MadeUp(11, eos_share=0.2))
+    assert decoder.finish in ("eos", "length")
+
+
+def test_tokens_behind_an_end_of_text_do_not_count() -> None:
+    learnt: list[list[int]] = []
+    config = auto(objective="tpf", early_stop=False, threshold=0.5)
+    decoder = new_decoder(config)
+    assert decoder.budget is not None
+    learn = decoder.budget.learn
+    decoder.budget.learn = lambda tokens: (learnt.append(list(tokens)), learn(tokens))[1]  # type: ignore[method-assign]
+    while (plan := decoder.plan()) is not None:
+        stats = MadeUp(13).stats(decoder, plan)
+        stats.token[plan.wanted] = EOS  # all that is filled is an end of text
+        decoder.advance(stats)
+    assert max(max(tokens) for tokens in learnt) <= 2  # the first of them, and a lookahead
