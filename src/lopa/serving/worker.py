@@ -179,7 +179,7 @@ class Worker:
         self.engine = llm.engine(**{k: v for k, v in given.items() if v is not None})
         self._ranks: Supervisor | None = getattr(llm, "supervisor", None)
         if self._ranks is not None:
-            self._ranks.report = self._note
+            self._ranks.report = self.note
         context = llm.config.max_positions
         self.most_tokens = min(context, config.max_request_tokens or context)
         self._channel = channel
@@ -340,7 +340,7 @@ class Worker:
         except OSError:  # the API has gone; `_listen` finds the same
             self._closed = True
 
-    def _note(self, line: str) -> None:
+    def note(self, line: str) -> None:
         """Something for the log, and what it changes."""
         self._send([], log=line, engine=self.gauges())
 
@@ -406,7 +406,7 @@ def main(descriptor: int) -> int:
         channel.send({"ready": worker.describe(), "engine": worker.gauges()})
         worker.run()
     except RankError as error:
-        channel.send({"log": str(error)})
+        worker.note(str(error))
         return 1
     finally:
         llm.close()
