@@ -285,6 +285,13 @@ def refusal(errors: Sequence[Mapping[str, Any]]) -> ApiError:
             param=param,
             code="unsupported_value",
         )
+    if param == "branches":  # a union of two arms, both of which complain
+        return ApiError(
+            400,
+            "branches: give an integer or auto",
+            param=param,
+            code="invalid_value",
+        )
     message = f"{param}: {error['msg']}" if param else str(error["msg"])
     return ApiError(400, message, param=param, code="invalid_value")
 

@@ -197,7 +197,7 @@ class Worker:
         session = self.open(job)[0].session
         while session.step() is not None:
             pass
-        if "lopa" in family_named(self.llm.config.family).decoders:
+        if self._ranks is None and "lopa" in family_named(self.llm.config.family).decoders:
             _ = self.llm.round_cost  # later on other sessions would be running beside the measure
 
     def describe(self) -> dict[str, Any]:
