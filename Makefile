@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BROWSER_READY := $(VENV)/.browser-ready
 
-.PHONY: run test test-engine test-browser screenshots test-serving-soak test-ray test-harness lint audit clean
+.PHONY: run test test-engine test-parallel test-faults test-browser screenshots
+.PHONY: test-serving-soak test-ray test-harness lint audit clean
 
 run: $(READY)
 	$(BIN)/lopa race --max-new-tokens 128
@@ -26,7 +27,7 @@ screenshots: $(BROWSER_READY)
 
 # Minutes of load, faults and made-up requests against a server.
 test-serving-soak: $(READY)
-	$(BIN)/python -m pytest tests/serving -m soak -n 2 --dist loadfile -s
+	$(BIN)/python -m pytest tests/serving -m soak -n 2 --dist loadfile
 
 test-ray: $(VENV)/.ray
 	$(BIN)/python -m pytest tests/serving/test_ray.py -m ray
@@ -47,6 +48,13 @@ audit: $(READY)
 	$(PYTHON) -m venv $(VENV)-audit
 	$(VENV)-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
 	$(VENV)-audit/bin/pip-audit --no-deps --disable-pip --progress-spinner off --requirement constraints.txt
+
+# Groups of real processes, more of them than cores: not beside other tests.
+test-parallel: $(READY)
+	$(BIN)/python -m pytest tests/parallel -m parallel --durations 0
+
+test-faults: $(READY)
+	$(BIN)/python -m pytest tests/parallel -m faults --durations 0
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""What the API adds to a request: its time at the client, less its wait and its rounds.
+"""What the API adds to a request: its time at the client, less its time in the engine.
 
 Requests go one after the other over one connection, to a server of its own with random weights of
 a small shape, so that there is little else to measure. Prints one JSON object.
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def measure(client: httpx.Client, more: dict[str, object], count: int) -> dict[str, float]:
-    """Milliseconds beyond queue and rounds: the median and the 95th percentile."""
+    """Milliseconds beyond the engine's: the median and the 95th percentile."""
     body = {"prompt": "Hello", "max_tokens": 8, **more}
     spent = []
     for _ in range(count + 20):
@@ -72,7 +72,7 @@ def measure(client: httpx.Client, more: dict[str, object], count: int) -> dict[s
             ends = [line for line in text.splitlines() if '"lopa"' in line]
             text = ends[-1].removeprefix("data: ")
         figures = json.loads(text)["choices"][0]["lopa"]
-        spent.append(1e3 * (seconds - figures["seconds"] - figures["queue_seconds"]))
+        spent.append(1e3 * (seconds - figures["engine_seconds"]))
     spent = sorted(spent[20:])
     return {"median_ms": statistics.median(spent), "p95_ms": spent[int(0.95 * len(spent))]}
 

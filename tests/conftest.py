@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-for folder in (".", "decoding", "models", "serving"):
+for folder in (".", "decoding", "models", "parallel", "serving"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 torch.set_num_threads(1)
 

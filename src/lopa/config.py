@@ -23,6 +23,7 @@ AutoName = Literal["auto"]
 ObjectiveName = Literal["speed", "tpf"]
 
 MAX_BRANCHES = 128
+RANK_TIMEOUT = 10.0  # seconds until a rank that says nothing counts as lost
 AUTO_BRANCHES = (0, 1, 3, 7, 15)  # what `auto` chooses from: rows double from one to the next
 
 # Stands for "the decoder's own default", which `DecodeConfig` puts in its place on construction.

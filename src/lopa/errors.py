@@ -26,3 +26,7 @@ class DeviceError(LopaError):
 
 class CapacityError(LopaError):
     """A request needs more cache than there is, or than is free now."""
+
+
+class RankError(LopaError):
+    """Another rank is gone, too slow, or computes something else."""

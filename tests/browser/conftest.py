@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from browser_support import SMALL, chromium
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from serving_support import Server
+
+expect.set_options(timeout=60_000)  # a busy machine is no fault of the page
 
 
 @pytest.fixture(scope="session")

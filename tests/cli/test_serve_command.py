@@ -12,7 +12,7 @@ from cli_support import DUMMY, Run
 from typer.main import get_command
 
 from lopa.cli.main import app
-from lopa.cli.options import _FIELDS
+from lopa.fields import FIELDS
 from lopa.serving.settings import EngineConfig, ServeConfig
 
 
@@ -46,11 +46,28 @@ def test_options_and_their_twins(
     assert (engine.decoding, engine.llm) == ({"branches": 3}, {"dtype": "float32"})
 
 
+def test_ranks_and_their_twins(
+    run: Run, called: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOPA_BRANCH_PARALLEL", "3")
+    monkeypatch.setenv("LOPA_TENSOR_PARALLEL", "4")
+    monkeypatch.setenv("LOPA_RANK_TIMEOUT", "5")
+    assert run("serve", "--tensor-parallel", "2").code == 0
+    _, engine = called[0]
+    assert (engine.branch_parallel, engine.tensor_parallel, engine.rank_timeout) == (3, 2, 5.0)
+    assert engine.ranks == 6
+    assert "leave it out, or the ranks" in run("serve", "--replicas", "2").error
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):
+        monkeypatch.setenv(name, value)
+    assert "run it without torchrun" in run("serve").error
+    assert len(called) == 1
+
+
 def test_the_documentation_has_every_option() -> None:
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
     serve: Any = get_command(app).commands["serve"]  # type: ignore[attr-defined]
     defaults = {field.name: field.default for field in fields(ServeConfig)}
-    shared = {"model", "adapter", "device", "dtype", "preset", "help", *_FIELDS}
+    shared = {"model", "adapter", "device", "dtype", "quantize", "preset", "help", *FIELDS}
     for parameter in serve.params:
         if parameter.name not in shared:
             flag, value = max(parameter.opts, key=len), defaults.get(parameter.name)

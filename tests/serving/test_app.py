@@ -48,7 +48,15 @@ class Parrot:
                 )
             )
             flow.take(
-                Finished(finish="eos", tokens=1, rounds=1, tpf=1, seconds=0.1, queue_seconds=0)
+                Finished(
+                    finish="eos",
+                    tokens=1,
+                    rounds=1,
+                    tpf=1,
+                    seconds=0.1,
+                    queue_seconds=0,
+                    engine_seconds=0,
+                )
             )
         return flows
 

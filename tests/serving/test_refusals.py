@@ -99,6 +99,7 @@ def test_asking_for_nothing_is_no_error(server: Server, field: str) -> None:
         ({"prompt": []}, "prompt", "at least 1"),
         ({"prompt": [[]]}, "prompt[0]", "at least 1"),
         ({"prompt": [1, 99999]}, "prompt", "outside the vocabulary"),
+        ({"prompt": [1] * 513}, "prompt", "513 parts"),
         ({"prompt": [-1]}, "prompt[0]", "greater than"),
         ({"prompt": {"a": 1}}, "prompt", "string"),
         ({"prompt": None}, "prompt", "string"),

@@ -68,5 +68,5 @@ def median_seconds(work: Callable[[], object], device: torch.device, repeats: in
 
 
 def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lopa.cli.model import answer_text, encode, load, read_prompt
+from lopa.cli.model import Devices, answer_text, encode, load, read_prompt, same_for_all
 from lopa.cli.options import (
     AdapterOption,
+    BranchParallelOption,
     ChatOption,
     DeviceOption,
     DtypeOption,
@@ -20,11 +21,14 @@ from lopa.cli.options import (
     ModelOption,
     PresetOption,
     QuantizeOption,
+    RankTimeoutOption,
+    TensorParallelOption,
     TraceOption,
     decode_config,
     with_decoding,
 )
 from lopa.cli.terminal import note, safe_for, statistics
+from lopa.parallel.launch import speaks
 from lopa.writing import check_writable
 
 if TYPE_CHECKING:
@@ -41,6 +45,9 @@ def generate(
     dtype: DtypeOption = None,
     quantize: QuantizeOption = None,
     preset: PresetOption = None,
+    branch_parallel: BranchParallelOption = None,
+    tensor_parallel: TensorParallelOption = None,
+    rank_timeout: RankTimeoutOption = None,
     chat: ChatOption = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show the rounds as they happen, on standard error.")
@@ -51,14 +58,17 @@ def generate(
     """Answer a prompt: the text on standard output, a line of figures on standard error."""
     text = read_prompt(prompt)
     config = decode_config(model, decoding, preset)
-    if trace is not None:
+    if trace is not None and speaks():
         check_writable(trace, "trace")
-    llm = load(model, adapter, device, dtype, quantize)
-    with closing(llm.session(encode(llm, text, chat), config)) as session:
+    devices = Devices(branch_parallel, tensor_parallel, rank_timeout)
+    with (
+        closing(load(model, adapter, device, dtype, quantize, devices)) as llm,
+        closing(llm.session(encode(llm, same_for_all(llm, text), chat), config)) as session,
+    ):
         # A pipe gets the answer whole or not at all; a terminal sees it grow.
         live = sys.stdout.isatty() and not (watch or as_json or session.tokenizer is None)
         output = _watched(session) if watch else _run(session, live)
-    if trace is not None:
+    if trace is not None and speaks():
         from lopa.trace import write
 
         write(output.trace, trace)

@@ -26,6 +26,7 @@ from lopa.cli.serve import ENVIRONMENT, serve
 from lopa.cli.study import study
 from lopa.cli.terminal import one_line
 from lopa.errors import ConfigError, DeviceError, LopaError, PromptError
+from lopa.parallel.launch import launched, speaks
 from lopa.version import VERSION
 
 app = typer.Typer(
@@ -63,12 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A stream that the caller has closed is nowhere to write to, not an error.
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    if not speaks():
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # A model may say what the terminal's encoding lacks: show it escaped rather than fail.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = app(arguments, prog_name="lopa", standalone_mode=False)
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        code = app(given, prog_name="lopa", standalone_mode=False, obj=given)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except typer.TyperException as error:
@@ -78,7 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             path = context.command_path if context else "lopa"
             _complain(f"{message.rstrip('.')}: see {path} --help")
         return error.exit_code
-    except (ConfigError, DeviceError, PromptError) as error:
+    except (ConfigError, PromptError) as error:
+        if speaks():  # every rank was asked for the same
+            _complain(str(error))
+        return 2
+    except DeviceError as error:
         _complain(str(error))
         return 2
     except LopaError as error:
@@ -104,7 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(message: str) -> None:
-    print(f"error: {one_line(message)}", file=sys.stderr)
+    launch = launched()
+    rank = f"rank {launch.rank}: " if launch is not None and launch.rank else ""
+    print(f"{rank}error: {one_line(message)}", file=sys.stderr)
 
 
 def _close_pipe() -> int:

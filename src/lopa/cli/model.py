@@ -6,11 +6,14 @@ import re
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lopa.cli.options import default_model
 from lopa.cli.terminal import note, notes
-from lopa.errors import PromptError
+from lopa.config import RANK_TIMEOUT
+from lopa.errors import ConfigError, PromptError
+from lopa.parallel.launch import launched, speaks
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -23,15 +26,31 @@ if TYPE_CHECKING:
 _PATIENCE = 1.0  # seconds of loading without a bar
 
 
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """How many devices, as asked for on the command line."""
+
+    branch_parallel: int | None = None
+    tensor_parallel: int | None = None
+    rank_timeout: float | None = None
+
+    @property
+    def ranks(self) -> int:
+        return (self.branch_parallel or 1) * (self.tensor_parallel or 1)
+
+
 def load(
     model: str | None,
     adapter: str | None,
     device: str | None,
     dtype: str | None,
     quantize: str | None = None,
+    devices: Devices | None = None,  # None: the command knows one process only
 ) -> LLM:
     """The model asked for; what is None is left to the defaults of `LLM`."""
     name = model or default_model()
+    if devices is None and launched() is not None:
+        raise ConfigError("this command runs in one process: torchrun is for generate and bench")
     if model is None and name.startswith("dummy:"):
         note(f"note: the built-in model is not installed; {name} has random weights")
     console = notes()
@@ -46,7 +65,42 @@ def load(
     }
     given = {key: value for key, value in options.items() if value is not None}
     with _Bar(console, name) as bar:
+        if devices is not None and (launched() is not None or devices.ranks > 1):
+            return _load_parallel(name, given, devices, bar)
         return LLM(name, progress=bar.show, **given)
+
+
+def _load_parallel(name: str, given: dict[str, Any], devices: Devices, bar: _Bar) -> LLM:
+    launch = launched()
+    timeout = devices.rank_timeout or RANK_TIMEOUT
+    if launch is not None:
+        from lopa.parallel.place import join
+        from lopa.parallel.rank import RankLLM
+
+        mesh = join(
+            launch,
+            branch_parallel=devices.branch_parallel,
+            tensor_parallel=devices.tensor_parallel or 1,
+            device=given.pop("device", "auto"),
+            timeout=timeout,
+        )
+        return RankLLM(name, mesh=mesh, progress=bar.show, **given)
+    from lopa.parallel.llm import ParallelLLM
+
+    return ParallelLLM(
+        name,
+        branch_parallel=devices.branch_parallel or 1,
+        tensor_parallel=devices.tensor_parallel or 1,
+        rank_timeout=timeout,
+        report=lambda line: note(f"note: {line}"),
+        **given,
+    )
+
+
+def same_for_all(llm: LLM, text: str) -> str:
+    """What rank 0 read, on every rank."""
+    mesh = getattr(llm, "mesh", None)
+    return text if mesh is None else str(mesh.told(text))
 
 
 class _Bar:
@@ -90,6 +144,8 @@ def read_prompt(argument: str) -> str:
     """The prompt as given, or all of standard input for `-`, without its last line break."""
     if argument != "-":
         text = argument
+    elif not speaks():
+        return ""  # rank 0 reads it: see `same_for_all`
     else:
         try:
             text = sys.stdin.read().removesuffix("\n")

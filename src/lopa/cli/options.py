@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin, get_t
 
 import typer
 
-from lopa.config import PRESETS, DecodeConfig, DecoderName
+from lopa.config import PRESETS, RANK_TIMEOUT, DecodeConfig, DecoderName
 from lopa.fields import FIELDS
 from lopa.models.files import BUILT_IN
 
@@ -47,7 +47,7 @@ AdapterOption = Annotated[
 DeviceOption = Annotated[
     str | None,
     typer.Option(
-        help="cpu, cuda, cuda:1, mps (default: the first accelerator, else the CPU).",
+        help="cpu, cuda, cuda:1, mps, npu (default: the first accelerator, else the CPU).",
         rich_help_panel="Model",
     ),
 ]
@@ -81,6 +81,35 @@ ChatOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 TraceOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write every round to FILE as JSON Lines.")
+]
+
+BranchParallelOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Replicas that share a round's branches (default: 1; under torchrun, all ranks).",
+        rich_help_panel="Devices",
+        show_default=False,
+    ),
+]
+TensorParallelOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Devices that share each replica (default: 1).",
+        rich_help_panel="Devices",
+        show_default=False,
+    ),
+]
+RankTimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0.1,
+        metavar="SECONDS",
+        help=f"A rank silent, or at one thing, for longer is lost (default: {RANK_TIMEOUT:g}).",
+        rich_help_panel="Devices",
+        show_default=False,
+    ),
 ]
 
 

@@ -9,15 +9,20 @@ import typer
 
 from lopa.cli.options import (
     AdapterOption,
+    BranchParallelOption,
     DeviceOption,
     DtypeOption,
     Given,
     ModelOption,
     PresetOption,
+    QuantizeOption,
+    RankTimeoutOption,
+    TensorParallelOption,
     default_model,
     with_decoding,
 )
 from lopa.errors import ConfigError, LopaError
+from lopa.parallel.launch import launched
 from lopa.serving.settings import EngineConfig, ServeConfig
 
 ENVIRONMENT = "LOPA"  # the prefix of the twins
@@ -44,7 +49,11 @@ def serve(
     adapter: AdapterOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
     preset: PresetOption = None,
+    branch_parallel: BranchParallelOption = None,
+    tensor_parallel: TensorParallelOption = None,
+    rank_timeout: RankTimeoutOption = None,
     host: Annotated[str | None, _option("host", "Address to listen on", _ADDRESS)] = None,
     port: Annotated[
         int | None, _option("port", "Port to listen on; 0 takes a free one", _ADDRESS)
@@ -75,6 +84,12 @@ def serve(
     ] = None,
     token_budget: Annotated[
         int | None, _option("token_budget", "Tokens forwarded in a round", _LIMITS)
+    ] = None,
+    cache_tokens: Annotated[
+        int | None,
+        _option(
+            "cache_tokens", "Room of the cache (default: what the device's memory allows)", _LIMITS
+        ),
     ] = None,
     max_request_tokens: Annotated[
         int | None,
@@ -124,7 +139,13 @@ def serve(
         "log_format": log_format,
     }
     config = ServeConfig(**{name: value for name, value in given.items() if value is not None})
-    of_llm = {"adapter": adapter, "device": device, "dtype": dtype}
+    of_llm = {
+        "adapter": adapter,
+        "device": device,
+        "dtype": dtype,
+        "quantize": quantize,
+        "cache_tokens": cache_tokens,
+    }
     engine = EngineConfig(
         model=model or default_model(),
         llm={name: value for name, value in of_llm.items() if value is not None},
@@ -133,7 +154,14 @@ def serve(
         max_running=max_running,
         token_budget=token_budget,
         max_request_tokens=max_request_tokens,
+        branch_parallel=branch_parallel or 1,
+        tensor_parallel=tensor_parallel or 1,
+        rank_timeout=rank_timeout,
     )
+    if launched() is not None:
+        raise ConfigError("lopa serve starts ranks of its own: run it without torchrun")
+    if replicas is not None and engine.ranks > 1:
+        raise ConfigError("--replicas is for replicas of one rank: leave it out, or the ranks")
     if replicas is None and max_replicas is not None:
         raise ConfigError("max-replicas goes with --replicas: give both")
     extra = "serve" if replicas is None else "ray"

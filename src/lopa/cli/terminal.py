@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import unicodedata
 from typing import TYPE_CHECKING
+
+from lopa.parallel.launch import speaks
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,11 +54,13 @@ def notes() -> Console:
     """A console on standard error, where everything but the answer goes."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, markup=False)
+    quiet = None if speaks() else open(os.devnull, "w")  # noqa: SIM115 (for the whole run)
+    return Console(stderr=True, file=quiet, highlight=False, markup=False)
 
 
 def note(message: str) -> None:
-    print(message, file=sys.stderr)
+    if speaks():
+        print(message, file=sys.stderr)
 
 
 def statistics(output: Output) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import os
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
@@ -24,7 +26,16 @@ def available_devices() -> list[str]:
     found += [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
         found.append("mps")
+    found += [f"npu:{i}" for i in range(_npus())]
     return found
+
+
+def _npus() -> int:
+    """Ascend devices, where torch's extension for them is installed. Not verified on hardware."""
+    if find_spec("torch_npu") is None:
+        return 0
+    import_module("torch_npu")
+    return int(torch.npu.device_count())  # type: ignore[attr-defined]
 
 
 def choose_device(name: str) -> torch.device:
@@ -32,7 +43,7 @@ def choose_device(name: str) -> torch.device:
     found = available_devices()
     if name == "auto":
         return torch.device(found[1] if len(found) > 1 else "cpu")
-    wanted = "cuda:0" if name == "cuda" else "cpu" if name == "cpu:0" else name
+    wanted = {"cuda": "cuda:0", "npu": "npu:0", "cpu:0": "cpu"}.get(name, name)
     if wanted not in found:
         raise DeviceError(f"no device {name!r} here: choose from auto, {', '.join(found)}")
     return torch.device(wanted)
@@ -50,9 +61,11 @@ def free_bytes(device: torch.device) -> int | None:
     """Memory that can be had on the device now, where the system says."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
+    try:  # what can be had without swapping: unlike free memory, it counts files kept in memory
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        available = next(line for line in lines if line.startswith("MemAvailable:"))
+        return int(available.split()[1]) * 1024
+    except (OSError, StopIteration, ValueError):
         return None
 
 

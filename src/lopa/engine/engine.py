@@ -110,11 +110,13 @@ class Engine:
             self.abort(session)
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.max_running:
+        new: list[Session] = []
+        while self.waiting and len(self.running) + len(new) < self.max_running:
             if not self.waiting[0].open():
-                return  # no room until another has finished
-            # New ones go first: their first round is what their user waits for.
-            self.running.appendleft(self.waiting.popleft())
+                break  # no room until another has finished
+            new.append(self.waiting.popleft())
+        # New ones go first, in their order: their first round is what their users wait for.
+        self.running.extendleft(reversed(new))
 
     def _turn(self) -> list[tuple[Session, Plan]]:
         """The sessions of this round, at least one; they move to the end of the line."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, get_args, overload
 
+import torch
 from torch import Tensor
 
 from lopa.config import AttentionName, DecodeConfig
@@ -21,6 +22,7 @@ from lopa.engine.paged import PagedRunner, Reuse
 from lopa.engine.quantize import check_quantize
 from lopa.engine.quantize import quantize as quantize_model
 from lopa.engine.reference import raw_logits
+from lopa.engine.runner import Runner
 from lopa.engine.session import Event, Output, Session
 from lopa.errors import CheckpointError, ConfigError, PromptError
 from lopa.models import checkpoint
@@ -73,13 +75,12 @@ class LLM:
         config = checkpoint.model_config(model)
         self.dtype = choose_dtype(dtype, config.dtype)
         self.quantize = None if quantize is None else check_quantize(quantize, self.device)
-        check_fits(config, self.device, self.dtype)
+        self.config = config
+        self._check_fits()
         if self.name.startswith(checkpoint.DUMMY):
             self._load_dummy(config, adapter)
         else:
             self._load_folder(resolve(model), config, adapter, progress)
-        if self.quantize is not None:
-            quantize_model(self.model, self.quantize)
         changes: dict[str, Any] = {}
         if eos_token_id is not None:
             many = isinstance(eos_token_id, list | tuple)
@@ -87,21 +88,13 @@ class LLM:
             changes["eos_ids"] = tuple(self._known_id("eos_token_id", i) for i in ids)
         if mask_token_id is not None:
             changes["mask_id"] = self._known_id("mask_token_id", mask_token_id)
-        self.config = self.model.config = replace(self.model.config, **changes)
+        self.config = replace(self.config, **changes)
         self._known_id("the mask token", self.config.mask_id)
         if self.config.mask_id in self.config.eos_ids:
             raise ConfigError(f"token {self.config.mask_id} cannot be both mask and end of text")
-        tokens = cache_tokens
-        if tokens is None:
-            tokens = default_cache_tokens(self.config, self.device, self.dtype)
-        elif tokens < 1:
-            raise ConfigError(f"cache_tokens must be at least 1: got {tokens}")
-        self.runner = PagedRunner(
-            self.model,
-            tokens,
-            reuse=prefix_reuse,
-            step=choose_step(backend, self.config, self.device),
-        )
+        if cache_tokens is not None and cache_tokens < 1:
+            raise ConfigError(f"cache_tokens must be at least 1: got {cache_tokens}")
+        self.runner = self._make_runner(cache_tokens, prefix_reuse, backend)
         self._round_cost = None
         if round_cost is not None:
             self._round_cost = RoundCost(tuple((int(t), float(s)) for t, s in round_cost))
@@ -110,10 +103,29 @@ class LLM:
             ends = map(self.tokenizer.token_id, family_named(self.config.family).turn_ends)
             self._turn_ends = tuple(i for i in ends if i is not None)
 
+    # What a model that is spread over ranks does otherwise: see `lopa.parallel`.
+
+    def _check_fits(self) -> None:
+        check_fits(self.config, self.device, self.dtype)
+
+    def _make_runner(self, cache_tokens: int | None, reuse: Reuse, backend: str) -> Runner:
+        self.model.config = self.config
+        tokens = cache_tokens or default_cache_tokens(self.config, self.device, self.dtype)
+        step = choose_step(backend, self.config, self.device)
+        return PagedRunner(self.model, tokens, reuse=reuse, step=step)
+
+    def _make_session(self, decoder: Decoder, ids: Sequence[int], limit: int | None) -> Session:
+        return Session(self.runner, self.tokenizer, decoder, ids, limit)
+
+    @property
+    def _read_to(self) -> torch.device:
+        """Where weights are read to."""
+        return self.device
+
     def _load_dummy(self, config: ModelConfig, adapter: str | Path | None) -> None:
         if adapter is not None:
             raise CheckpointError("a dummy model takes no adapter: leave it out")
-        self.model = checkpoint.dummy(config, device=self.device, dtype=self.dtype, seed=0)
+        self._load_weights(None, config, None, None)
         specials = {"<|mask|>": config.mask_id}
         specials |= {f"<|eos{n or ''}|>": i for n, i in enumerate(config.eos_ids)}
         self.tokenizer: Tokenizer | None = Tokenizer.byte_level(specials)
@@ -126,14 +138,30 @@ class LLM:
         progress: checkpoint.Progress | None,
     ) -> None:
         self.tokenizer = Tokenizer.from_folder(folder)
-        self.model = checkpoint.load(
-            folder,
-            config,
-            device=self.device,
-            dtype=self.dtype,
-            adapter=resolve(adapter, "adapter") if adapter is not None else None,
-            progress=progress,
+        self._load_weights(
+            folder, config, resolve(adapter, "adapter") if adapter is not None else None, progress
         )
+
+    def _load_weights(
+        self,
+        folder: Path | None,  # None: random weights
+        config: ModelConfig,
+        adapter: Path | None,
+        progress: checkpoint.Progress | None,
+    ) -> None:
+        where: Any = {"device": self._read_to, "dtype": self.dtype}
+        if folder is None:
+            self.model = checkpoint.dummy(config, **where, seed=0)
+        else:
+            self.model = checkpoint.load(
+                folder, config, **where, adapter=adapter, progress=progress
+            )
+        self.config = self.model.config
+        if self.quantize is not None:
+            quantize_model(self.model, self.quantize)
+
+    def close(self) -> None:
+        """End what this model runs outside this process: nothing, here."""
 
     # -- decoding -----------------------------------------------------------------------------
 
@@ -172,7 +200,7 @@ class LLM:
         token_budget: int = TOKEN_BUDGET,
     ) -> Iterator[tuple[int, Output]]:
         """(index, output) of many prompts, `max_running` at once, in order of completion."""
-        engine = Engine(self.runner, max_running=max_running, token_budget=token_budget)
+        engine = self.engine(max_running=max_running, token_budget=token_budget)
         sessions: dict[int, int] = {}
         encoded = [self.encode(prompt) for prompt in prompts]  # a bad one is found at once
 
@@ -185,6 +213,10 @@ class LLM:
         for session in engine.run(begin()):
             assert session.output is not None
             yield sessions.pop(id(session)), session.output
+
+    def engine(self, *, max_running: int = MAX_RUNNING, token_budget: int = TOKEN_BUDGET) -> Engine:
+        """What runs many of this model's sessions at once."""
+        return Engine(self.runner, max_running=max_running, token_budget=token_budget)
 
     def stream(self, prompt: Prompt, config: DecodeConfig | None = None) -> Iterator[Event]:
         """One event a round, as it happens; the last one carries the output."""
@@ -224,7 +256,7 @@ class LLM:
             aligned=self.config.trained_block is not None,
             cost=self.round_cost if measured else None,
         )
-        return Session(self.runner, self.tokenizer, decoder, ids, limit)
+        return self._make_session(decoder, ids, limit)
 
     @property
     def round_cost(self) -> RoundCost:
@@ -289,7 +321,7 @@ class LLM:
         return [self._known_id("token id", i) for i in token_ids]
 
     def _known_id(self, what: str, value: object) -> int:
-        size = self.model.config.vocab_size
+        size = self.config.vocab_size
         try:
             if isinstance(value, bool):
                 raise TypeError

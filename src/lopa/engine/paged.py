@@ -18,8 +18,9 @@ from lopa.config import DecodeConfig
 from lopa.engine.batch import make_batch
 from lopa.engine.pages import PAGE, Pages, pages_for
 from lopa.engine.prefixes import Entry, Prefixes
+from lopa.engine.runner import check_room
 from lopa.engine.step import Found, Step, places
-from lopa.errors import CapacityError, LopaError
+from lopa.errors import LopaError
 from lopa.models.transformer import Transformer
 from lopa.sequence import IntArray, Plan, Stats
 
@@ -67,14 +68,15 @@ class PagedRunner:
         self._slots: dict[int, _Slot] = {}
         self._free: list[int] = []
 
+    @property
+    def room(self) -> int:
+        """Tokens of an empty cache."""
+        return self.pages.count * PAGE
+
     # -- slots --------------------------------------------------------------------------------
 
     def check(self, capacity: int) -> None:
-        if pages_for(capacity) > self.pages.count:
-            raise CapacityError(
-                f"the request needs room for {capacity} tokens and the whole cache holds "
-                f"{self.pages.count * PAGE}: shorten it, or give the cache more tokens"
-            )
+        check_room(capacity, self.room)
 
     def open(self, config: DecodeConfig, capacity: int, prompt: Sequence[int] = ()) -> int | None:
         self.check(capacity)
@@ -212,6 +214,12 @@ class PagedRunner:
             self.step.commit(np.concatenate(source), np.concatenate(place), carries)
         for number, winner in winners:
             self._committed(number, self._slots[number], winner)
+
+    def staging(self, tokens: int) -> Tensor:
+        """An unwritten buffer of the size that `staged` gives for so many tokens."""
+        config, pool = self.config, self.pages.keys
+        size = 2 * tokens * config.layers * config.kv_heads * config.head_dim + config.hidden_size
+        return torch.empty(size, device=pool.device, dtype=pool.dtype)
 
     @torch.inference_mode()
     def staged(self, slot: int, row: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 A runner owns one slot (room in a KV cache) per sequence. `forward` returns the statistics of each
 plan; when the decoders have chosen, `commit` makes the winners' keys and values the sequences' own.
+Where the winner was forwarded on another device, `staged` there and `install` here do that.
 `lopa.engine.paged` is the one in use, `lopa.engine.reference` the plain one it is tested against.
 """
 
@@ -10,8 +11,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from torch import Tensor
+
 from lopa.config import DecodeConfig
+from lopa.errors import CapacityError
 from lopa.sequence import Plan, Stats
+
+
+def check_room(capacity: int, room: int) -> None:
+    """Refuse a request that is larger than the whole cache."""
+    if capacity > room:
+        raise CapacityError(
+            f"the request needs room for {capacity} tokens and the whole cache holds {room}: "
+            "shorten it, or give the cache more tokens"
+        )
 
 
 class Runner(Protocol):
@@ -39,3 +52,20 @@ class Runner(Protocol):
 
     def commit(self, winners: Sequence[tuple[int, int]]) -> None:
         """(slot, winning row) of every plan that the last forward gave statistics for."""
+
+
+class StagingRunner(Runner, Protocol):
+    """A runner whose commits can be carried to another: what branch parallelism needs of one.
+
+    A buffer is flat and contiguous, of the model's dtype and on its device: keys and values of the
+    committed tokens of every layer, and the hidden state of the last of them.
+    """
+
+    def staging(self, tokens: int) -> Tensor:
+        """An unwritten buffer for a commit of so many tokens."""
+
+    def staged(self, slot: int, row: int) -> Tensor:
+        """What committing that row of the slot's last forward would write; before `commit`."""
+
+    def install(self, slot: int, plan: Plan, row: int, buffer: Tensor) -> None:
+        """Commit what another runner's `staged` gave for that row of the plan."""

@@ -95,6 +95,7 @@ class Session:
         most = self.config.max_new_tokens
         if limit is not None and not (self.config.early_stop and 1 <= limit <= most):
             raise ConfigError(f"limit must be between 1 and {most}, with early_stop: got {limit}")
+        self.limit = limit
         # Parity with the published loops knows no limit but its whole blocks.
         self._limit = (limit or most) if self.config.early_stop else None
         if self.config.stop and tokenizer is None:

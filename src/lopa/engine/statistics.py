@@ -8,12 +8,20 @@ the device, and every rank of a group draws the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
 from lopa.config import DecodeConfig
 
-_ENTROPY_EPS = 1e-10  # as published: p · log(p + eps)
+ENTROPY_EPS = 1e-10  # as published: p · log(p + eps)
+
+# What `statistics` below is: from logits, positions, rounds, mask_id and config to three columns.
+Statistics: TypeAlias = Callable[
+    [Tensor, Tensor, Tensor, int, DecodeConfig], tuple[Tensor, Tensor, Tensor]
+]
 
 
 def statistics(
@@ -31,7 +39,8 @@ def statistics(
         logits = _keep_top(logits, config.top_p, config.top_k)
     probs = torch.softmax(logits, dim=-1)
     if config.temperature > 0:
-        keys = logits + _gumbel(positions, rounds, config.seed, logits.shape[1])
+        ids = torch.arange(logits.shape[1], device=logits.device)
+        keys = logits + gumbel(positions, rounds, config.seed, ids)
         keys[:, mask_id] = -torch.inf
         # Where the filter left nothing but the mask token, the best other token stands in.
         only_mask = torch.isneginf(keys.amax(dim=-1))
@@ -48,7 +57,7 @@ def statistics(
         # To the best other token, the mask included: negative when that one is likelier.
         others = probs.scatter(-1, token[:, None], -1.0)
         return token, max_prob, max_prob - others.amax(dim=-1)
-    return token, max_prob, (probs * torch.log(probs + _ENTROPY_EPS)).sum(dim=-1)
+    return token, max_prob, (probs * torch.log(probs + ENTROPY_EPS)).sum(dim=-1)
 
 
 def _keep_top(logits: Tensor, top_p: float, top_k: int) -> Tensor:
@@ -66,10 +75,9 @@ def _keep_top(logits: Tensor, top_p: float, top_k: int) -> Tensor:
     return logits
 
 
-def _gumbel(positions: Tensor, rounds: Tensor, seed: int, vocab: int) -> Tensor:
-    """[N, vocab] Gumbel noise: argmax of logits + noise is a draw from their softmax."""
+def gumbel(positions: Tensor, rounds: Tensor, seed: int, ids: Tensor) -> Tensor:
+    """[N, ids] Gumbel noise: argmax of logits + noise is a draw from their softmax."""
     row = _mix(_mix(positions * 0x9E3779B1 + rounds) ^ seed)
-    ids = torch.arange(vocab, device=positions.device, dtype=torch.int64)
     bits = _mix(row[:, None] + ids[None, :] * 0x2545F4914F6CDD1D)
     uniform = ((bits >> 11) & ((1 << 52) - 1)).double().add_(0.5).mul_(2.0**-52)
     return -torch.log(-torch.log(uniform)).float()

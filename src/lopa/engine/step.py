@@ -19,7 +19,7 @@ from lopa.config import DecodeConfig
 from lopa.engine.attention import BatchAttention, Span, sdpa_batch
 from lopa.engine.batch import Batch
 from lopa.engine.pages import PAGE, Pages
-from lopa.engine.statistics import statistics
+from lopa.engine.statistics import Statistics, statistics
 from lopa.models.transformer import Transformer, rope
 from lopa.sequence import FloatArray, IntArray, Plan
 
@@ -36,6 +36,7 @@ class Step:
         self.attention = attention
         self.device = pages.keys.device
         self.carry = torch.zeros(1, model.config.hidden_size, device=self.device, dtype=self.dtype)
+        self.find: Statistics = statistics  # from the model's logits, or from its part of them
         self.timed = False  # set by whoever measures
         self.forward_seconds: float | None = None  # of the last one, by the device's own clock
         self._keys: list[Tensor] = []  # staged, by layer: [T, kv_heads, d]
@@ -146,7 +147,7 @@ class Step:
                 here = slice(i, min(i + HEAD_ROWS, end))
                 logits = self.model.logits(rows[here])
                 mask = self.model.config.mask_id
-                found.append(statistics(logits, places[here], rounds[here], mask, config))
+                found.append(self.find(logits, places[here], rounds[here], mask, config))
         if not found:
             return np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
         token, max_prob, ranking = (torch.cat(x).cpu().numpy() for x in zip(*found, strict=True))

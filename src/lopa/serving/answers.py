@@ -149,4 +149,5 @@ def figures(end: Finished) -> dict[str, Any]:
         "tpf": end.tpf,
         "seconds": end.seconds,
         "queue_seconds": end.queue_seconds,
+        "engine_seconds": end.engine_seconds,
     }

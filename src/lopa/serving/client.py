@@ -120,7 +120,7 @@ class Client:
             "ready": self.ready,
             "requests_running": running,
             "requests_waiting": len(self._flows) - running,
-            "ranks_alive": self.engine.get("ranks", 0) if self._up else 0,
+            "ranks_alive": self._gauges.get("ranks", 0) if self._up else 0,
             "engine_restarts": self.restarts,
             "cache_tokens": self._gauges.get("cache_tokens", 0),
             "cache_pages_used": used,
@@ -194,6 +194,8 @@ class Client:
             writer.write(frame(asdict(self.config)))
             while (message := await receive(reader)) is not None:
                 self._heard = time.monotonic()
+                if "log" in message:
+                    log.warning("engine note", extra={"note": message["log"]})
                 if "failed" in message:
                     return message["failed"], bool(message["misuse"])
                 if "ready" in message:
@@ -232,7 +234,8 @@ class Client:
     def _end(self, flow: Flow, event: Finished | Failed) -> None:
         flow.take(event)
         self._flows.pop(flow.job.id, None)
-        self._recent.append(time.monotonic() - flow.began)
+        if isinstance(event, Finished):
+            self._recent.append(flow.seconds)
         self._pump()
 
     def _take_back(self) -> None:
@@ -278,11 +281,11 @@ class Client:
                     os.kill(self.pid, signal.SIGKILL)
 
     def _retry_after(self) -> int:
-        """Seconds until there is likely to be room: what an answer takes, over those in line."""
+        """Seconds until there is likely to be room: what an answer takes, over those at once."""
         if not self._recent:
             return 1
         usual = sum(self._recent) / len(self._recent)
-        return max(1, min(60, math.ceil(usual / max(1, self.capacity))))
+        return max(1, min(60, math.ceil(usual / int(self.engine["max_running"]))))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -18,6 +18,8 @@ class Operations:
         self.router.get("/health", summary="Ready for requests?")(self.ready)
         self.router.get("/health/ready", summary="Ready for requests?")(self.ready)
         self.router.get("/health/live", summary="Is the process up?")(self.live)
+        for path, route in (("", self.ready), ("/ready", self.ready), ("/live", self.live)):
+            self.router.head(f"/health{path}", include_in_schema=False)(route)
         self.router.get("/metrics", summary="For Prometheus")(self.metrics)
         self.router.get("/slots", summary="What each request is doing")(self.slots)
 

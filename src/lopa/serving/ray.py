@@ -214,6 +214,8 @@ class Arguments(BaseModel):
     adapter: str | None = None
     device: str | None = None
     dtype: str | None = None
+    quantize: str | None = None
+    cache_tokens: int | None = None
     preset: str | None = None
     replicas: int = 1
     max_replicas: int | None = None
@@ -230,7 +232,8 @@ def app(arguments: Arguments) -> serve.Application:
     if unknown:
         raise ConfigError(f"unknown option {unknown[0]}: see lopa serve --help")
     numbers = {name: _number(value) for name, value in extra.items()}
-    of_llm = {name: getattr(arguments, name) for name in ("adapter", "device", "dtype")}
+    names = ("adapter", "device", "dtype", "quantize", "cache_tokens")
+    of_llm = {name: getattr(arguments, name) for name in names}
     engine = EngineConfig(
         model=arguments.model,
         llm={name: value for name, value in of_llm.items() if value is not None},

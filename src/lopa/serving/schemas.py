@@ -54,7 +54,7 @@ UNHONOURED: dict[str, tuple[tuple[Any, ...], str]] = {
     "service_tier": (("auto", "default"), "there is one tier"),
     "store": ((False,), "nothing is stored here"),
     "metadata": (({},), "nothing is stored here"),
-    "prompt_cache_key": ((), "prompts share no cache here"),
+    "prompt_cache_key": ((), "prompts share what they can by themselves"),
     "safety_identifier": ((), "nothing is stored here"),
     "web_search_options": ((), _NO_TOOLS),
 }
@@ -284,6 +284,13 @@ def refusal(errors: Sequence[Mapping[str, Any]]) -> ApiError:
             else "logprobs: alternatives to the chosen tokens are not kept; use 0",
             param=param,
             code="unsupported_value",
+        )
+    if param == "branches":  # a union of two arms, both of which complain
+        return ApiError(
+            400,
+            "branches: give an integer or auto",
+            param=param,
+            code="invalid_value",
         )
     message = f"{param}: {error['msg']}" if param else str(error["msg"])
     return ApiError(400, message, param=param, code="invalid_value")

@@ -22,6 +22,13 @@ class EngineConfig:
     max_running: int | None = None
     token_budget: int | None = None
     max_request_tokens: int | None = None
+    branch_parallel: int = 1
+    tensor_parallel: int = 1
+    rank_timeout: float | None = None
+
+    @property
+    def ranks(self) -> int:
+        return self.branch_parallel * self.tensor_parallel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

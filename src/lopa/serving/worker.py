@@ -6,6 +6,9 @@ the API's end of the socket is closed, however that came about, so that none is 
 
 An error of the model in a round (LopaError) fails the jobs that ran in it. Anything else ends the
 process: the API starts another, with clean state, and submits its jobs again.
+
+With several ranks the engine is their supervisor, and no round happens in this process. A rank that
+is lost costs a pause; when the supervisor gives up (RankError), this process ends like above.
 """
 
 from __future__ import annotations
@@ -18,12 +21,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from lopa.config import DecodeConfig, options_of
-from lopa.errors import ConfigError, LopaError, PromptError
+from lopa.config import RANK_TIMEOUT, DecodeConfig, options_of
+from lopa.errors import ConfigError, LopaError, PromptError, RankError
 from lopa.models.families import family_named
 from lopa.serving.jobs import Accepted, Advance, Event, Failed, Finished, Job, Token, pack
 from lopa.serving.settings import EngineConfig
@@ -33,10 +36,12 @@ if TYPE_CHECKING:
     from lopa.engine.llm import LLM
     from lopa.engine.session import Event as Step
     from lopa.engine.session import Session
+    from lopa.parallel.supervisor import Supervisor
 
 MASK = "▁"
 _LEAST_LOGPROB = -9999.0  # what OpenAI's API says for a probability of nothing
 _SUMMARY_WITHOUT = ("text", "token_ids")
+_LOOK_EVERY = 1.0  # seconds between looks at idle ranks
 
 
 class Task:
@@ -96,6 +101,7 @@ class Task:
                 tpf=output.tpf,
                 seconds=output.seconds,
                 queue_seconds=self._queue_seconds,
+                engine_seconds=time.perf_counter() - self.since,
                 line=self._end_line(step) if self.job.denoise else None,
             )
 
@@ -167,12 +173,13 @@ class Worker:
     """Drives an engine by orders from a channel, until the channel is closed."""
 
     def __init__(self, llm: LLM, config: EngineConfig, channel: Channel) -> None:
-        from lopa.engine.engine import Engine
-
         given = {"max_running": config.max_running, "token_budget": config.token_budget}
         self.llm = llm
         self.config = config
-        self.engine = Engine(llm.runner, **{k: v for k, v in given.items() if v is not None})
+        self.engine = llm.engine(**{k: v for k, v in given.items() if v is not None})
+        self._ranks: Supervisor | None = getattr(llm, "supervisor", None)
+        if self._ranks is not None:
+            self._ranks.report = self.note
         context = llm.config.max_positions
         self.most_tokens = min(context, config.max_request_tokens or context)
         self._channel = channel
@@ -190,7 +197,7 @@ class Worker:
         session = self.open(job)[0].session
         while session.step() is not None:
             pass
-        if "lopa" in family_named(self.llm.config.family).decoders:
+        if self._ranks is None and "lopa" in family_named(self.llm.config.family).decoders:
             _ = self.llm.round_cost  # later on other sessions would be running beside the measure
 
     def describe(self) -> dict[str, Any]:
@@ -201,7 +208,7 @@ class Worker:
             "device": str(self.llm.device),
             "decoders": list(family_named(self.llm.config.family).decoders),
             "chat": bool(self.llm.tokenizer and self.llm.tokenizer.chat_template),
-            "ranks": 1,
+            "ranks": self._alive,
             "pid": os.getpid(),
         }
 
@@ -210,7 +217,8 @@ class Worker:
         while True:
             with self._changed:
                 while not (self._orders or self._closed or self.engine.busy):
-                    self._changed.wait()
+                    if not self._changed.wait(None if self._ranks is None else _LOOK_EVERY):
+                        break
                 orders, self._orders = self._orders, []
             if self._closed:
                 return
@@ -222,15 +230,20 @@ class Worker:
                     task = self._tasks.pop(what, None)
                     if task is not None:
                         self.engine.abort(task.session)
-            self._send(self._step(), engine=self._gauges())
+            if self._ranks is not None and not self.engine.busy:
+                self._ranks.tend()
+            self._send(self._step(), engine=self.gauges())
 
     def _step(self) -> list[tuple[str, Event]]:
         by_session = {id(task.session): task for task in self._tasks.values()}
         events: list[tuple[str, Event]] = []
         try:
             steps = self.engine.step()
+        except RankError:
+            raise
         except LopaError as error:
-            for session in list(self.engine.running):
+            # A supervisor learns that a session runs by its first round.
+            for session in list(self.engine.running) or list(self.engine.waiting):
                 task = by_session[id(session)]
                 self.engine.abort(session)
                 del self._tasks[task.job.id]
@@ -246,6 +259,11 @@ class Worker:
     def open(self, job: Job) -> tuple[Task, Accepted]:
         """Encode and check a job; LopaError says what is wrong with it."""
         llm, given = self.llm, self._with_defaults(job.options)
+        if isinstance(job.prompt, list) and len(job.prompt) > self.most_tokens:
+            raise PromptError(
+                f"the prompt has {len(job.prompt)} parts and a request may hold "
+                f"{self.most_tokens} tokens here: shorten it"
+            )
         ids = llm.encode(job.prompt)
         names = [name for name in ("decoder", "window") if name in given]
         usual = llm.decode_config(self.config.preset, **{name: given[name] for name in names})
@@ -322,14 +340,24 @@ class Worker:
         except OSError:  # the API has gone; `_listen` finds the same
             self._closed = True
 
-    def _gauges(self) -> dict[str, Any]:
+    def note(self, line: str) -> None:
+        """Something for the log, and what it changes."""
+        self._send([], log=line, engine=self.gauges())
+
+    @property
+    def _alive(self) -> int:
+        return 1 if self._ranks is None else self._ranks.alive
+
+    def gauges(self) -> dict[str, Any]:
+        """The engine as it is now."""
         running = list(self.engine.running)
-        pages = getattr(self.llm.runner, "pages", None)  # (used, in all), of a paged cache
+        pages = getattr(self.llm.runner, "pages", None)  # a paged cache has them
         return {
             "running": len(running),
             "waiting": len(self.engine.waiting),
+            "ranks": self._alive,
             "cache_tokens": sum(session.capacity for session in running),
-            "pages": pages() if callable(pages) else None,
+            "pages": None if pages is None else (pages.count - pages.free, pages.count),
         }
 
 
@@ -360,21 +388,54 @@ def main(descriptor: int) -> int:
     if settings is None:
         return 0
     config = EngineConfig(**settings)
+    llm: LLM | None = None
     try:
-        from lopa.engine.llm import LLM
-
-        worker = Worker(LLM(config.model, **config.llm), config, channel)
+        llm = _load(config, lambda line: channel.send({"log": line}))
+        worker = Worker(llm, config, channel)
         worker.warm_up()
     except Exception as error:
         mended = isinstance(error, LopaError | OSError)
         message = str(error) if mended else _named(error)
         channel.send({"failed": message, "misuse": isinstance(error, ConfigError)})
+        if llm is not None:
+            llm.close()
         if not mended:
             raise
         return 1
-    channel.send({"ready": worker.describe()})
-    worker.run()
+    try:
+        channel.send({"ready": worker.describe(), "engine": worker.gauges()})
+        worker.run()
+    except RankError as error:
+        worker.note(str(error))
+        return 1
+    finally:
+        llm.close()
     return 0
+
+
+def _load(config: EngineConfig, report: Callable[[str], None]) -> LLM:
+    if config.ranks == 1:
+        from lopa.engine.llm import LLM
+
+        return LLM(config.model, **config.llm)
+    from lopa.parallel.nursery import Nursery
+
+    nursery = Nursery(config.tensor_parallel > 1)  # which imports torch while this process does
+    try:
+        from lopa.parallel.llm import ParallelLLM
+
+        return ParallelLLM(
+            config.model,
+            branch_parallel=config.branch_parallel,
+            tensor_parallel=config.tensor_parallel,
+            rank_timeout=config.rank_timeout or RANK_TIMEOUT,
+            report=report,
+            nursery=nursery,
+            **config.llm,
+        )
+    except BaseException:
+        nursery.close()
+        raise
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ from lopa.version import VERSION
 
 # Seeds of the built-in tasks, chosen for questions that are short and answers that are not.
 _EXAMPLES = (
-    ("Roses", "words", 3),
-    ("Swimming", "words", 5),
-    ("Photos", "words", 6),
+    ("Cards", "words", 2),
+    ("Frogs", "words", 5),
+    ("Change", "words", 6),
     ("Sum below", "functions", 7),
     ("Count unique", "functions", 3),
 )

@@ -34,7 +34,8 @@ export class BranchLanes {
     root.replaceChildren(this.table);
   }
 
-  show(run, round) {
+  // half: 0 or 1, every other lane; both unless given.
+  show(run, round, half = null) {
     this.state = [run, round];
     const record = run?.rounds[round - 1];
     this.table.hidden = !record;
@@ -45,6 +46,7 @@ export class BranchLanes {
     const span = Math.max(...scores) - low;
     const field = run.masksBefore(round);
     this.lanes.forEach((lane, index) => {
+      if (half !== null && index % 2 !== half) return;
       const branch = record.branches[index];
       const hidden = !branch;
       if (lane.row.hidden !== hidden) lane.row.hidden = hidden;

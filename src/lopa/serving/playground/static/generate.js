@@ -12,6 +12,7 @@ import { hideTip, showTip } from "./tip.js";
 import { readTrace, Run, TraceError } from "./trace.js";
 
 const TEXT_EVERY = 250; // ms, while time runs
+const PARTS = ["tokens", "lanes", "more lanes", "round", "text"];
 
 export class GenerateView {
   constructor(root, info, { onaddress }) {
@@ -20,6 +21,8 @@ export class GenerateView {
     this.onaddress = onaddress;
     this.run = null;
     this.textShown = 0;
+    this.wanted = new Set(); // parts that are to be shown
+    this.turn = PARTS.length - 1;
     this.running = null; // AbortController of the run in progress
     this.element = Object.fromEntries(
       [...root.querySelectorAll("[id]")].map((element) => [element.id, element]),
@@ -126,7 +129,9 @@ export class GenerateView {
         const type = run.push(record);
         if (type === "run") this.open(run, true);
         if (type === "error") throw new ServerError(run.error.message ?? "The run failed.");
-        if (type === "round") this.player.extend(run.total, run.seconds);
+        if (type !== "round") continue;
+        if (run.total === 1) setText(this.element["status"], "Running …");
+        this.player.extend(run.total, run.seconds);
       }
     } catch (error) {
       this.#failed(error, run, control);
@@ -205,30 +210,38 @@ export class GenerateView {
     }
   }
 
-  // Everything at once, or, while time runs, a part a frame, each part at the newest round.
+  // Everything at once, or, while time runs, a part a frame: in turn, each at the newest round.
   show(round, moving = false) {
     if (!this.run) return;
     hideTip();
     this.round = round;
-    this.parts = [() => this.#showTokens(), () => this.#showBranches()];
-    // A long text is costly to lay out, and nobody reads it at sixty versions a second.
     const now = performance.now();
-    if (!moving || now - this.textShown > TEXT_EVERY) {
-      this.textShown = now;
-      this.parts.push(() => this.#showText());
-    }
+    // A long text is costly to lay out, and nobody reads it at sixty versions a second.
+    const text = !moving || now - this.textShown > TEXT_EVERY;
+    if (text) this.textShown = now;
+    PARTS.forEach((part) => (part !== "text" || text) && this.wanted.add(part));
     if (moving) this.#nextPart();
-    else while (this.parts.length) this.parts.shift()();
+    else while (this.wanted.size) this.#showPart();
   }
 
   #nextPart() {
-    if (this.due || !this.parts.length) return;
-    const part = this.parts.shift();
-    part();
+    if (this.due || !this.wanted.size) return;
+    this.#showPart();
     this.due = requestAnimationFrame(() => {
       this.due = 0;
       this.#nextPart();
     });
+  }
+
+  #showPart() {
+    do this.turn = (this.turn + 1) % PARTS.length;
+    while (!this.wanted.has(PARTS[this.turn]));
+    const part = PARTS[this.turn];
+    this.wanted.delete(part);
+    if (part === "tokens") this.#showTokens();
+    else if (part === "round") this.#showRound();
+    else if (part === "text") this.#showText();
+    else this.lanes.show(this.run, this.round, part === "lanes" ? 0 : 1);
   }
 
   #showTokens() {
@@ -242,10 +255,9 @@ export class GenerateView {
     setText(e["count-speed"], seconds ? fixed(tokens / seconds, 1) : "–");
   }
 
-  #showBranches() {
+  #showRound() {
     const { run, round, element: e } = this;
     const record = run.rounds[round - 1];
-    this.lanes.show(run, round);
     setText(e["story"], story(run, round));
     setText(e["branches-title"], record ? `Branches of round ${round}` : "Branches");
     const cached = record ? record.cached + record.committed : 0;

@@ -1,0 +1,1 @@
+"""Several devices for one model: branches over replicas, tensors within one, and their faults."""

@@ -1,0 +1,178 @@
+"""The ranks of a group as `branch` × `tensor`, and the few collectives that a round needs.
+
+Ranks that hold the parts of one replica are neighbours: rank = branch · tensor_degree + tensor. A
+mesh of one rank needs no process group, so that everything above it works without one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lopa.errors import ConfigError, RankError
+
+BACKENDS = {"cuda": "nccl", "npu": "hccl"}  # everything else: gloo
+_PATIENCE = timedelta(minutes=30)  # while models are read; afterwards the rank timeout holds
+
+
+@dataclass(slots=True)
+class Mesh:
+    rank: int
+    branches: int  # degree of branch parallelism: replicas
+    tensors: int  # degree of tensor parallelism: ranks a replica
+    device: torch.device
+    backend: str = "gloo"
+    timeout: float = 10.0  # seconds that a rank waits for the others
+    # Groups of this rank; None on a mesh of one.
+    everyone: Any = None
+    across: Any = None  # the same part of every replica
+    within: Any = None  # all parts of one replica
+
+    @property
+    def world(self) -> int:
+        return self.branches * self.tensors
+
+    @property
+    def branch(self) -> int:
+        """Which replica this rank is part of."""
+        return self.rank // self.tensors
+
+    @property
+    def tensor(self) -> int:
+        """Which part of it."""
+        return self.rank % self.tensors
+
+    @classmethod
+    def join(
+        cls,
+        rank: int,
+        world: int,
+        *,
+        branches: int,
+        tensors: int,
+        device: torch.device,
+        backend: str,
+        timeout: float,
+        store: Any,  # a torch.distributed Store; None: where the environment says
+    ) -> Mesh:
+        """Meet the other ranks at the store. Every rank calls it, and waits for all."""
+        check_degrees(world, branches, tensors)
+        mesh = cls(rank, branches, tensors, device, backend, timeout)
+        if world == 1:
+            return mesh
+        where = {"store": store} if store is not None else {"init_method": "env://"}
+        dist.init_process_group(backend, **where, rank=rank, world_size=world, timeout=_PATIENCE)
+        ranks = torch.arange(world).view(branches, tensors)
+        # Groups are made by all ranks in the same order, whether they are in them or not.
+        mesh.everyone = mesh._group(list(range(world)))
+        for part in range(tensors):
+            group = mesh._group(ranks[:, part].tolist())
+            mesh.across = group if part == mesh.tensor else mesh.across
+        for replica in range(branches):
+            group = mesh._group(ranks[replica].tolist())
+            mesh.within = group if replica == mesh.branch else mesh.within
+        return mesh
+
+    def _group(self, ranks: list[int]) -> Any:
+        return dist.new_group(ranks, timeout=timedelta(seconds=self.timeout))
+
+    def meet(self) -> None:
+        """Wait, without the rank timeout, until every rank is here: models take long to read."""
+        if self.world > 1:
+            with _reported():
+                dist.barrier()
+
+    def leave(self) -> None:
+        if self.world > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def gather(self, part: Tensor) -> Tensor:
+        """[bytes] of this rank, on the host → [world, bytes]; every rank gives as many."""
+        if self.world == 1:
+            return part[None]
+        device = torch.device("cpu") if self.backend == "gloo" else self.device
+        found = torch.empty(self.world * len(part), dtype=part.dtype, device=device)
+        with _reported():
+            _all_gather(found, part.to(device), self.everyone)
+            return found.view(self.world, -1).cpu()
+
+    def broadcast(self, buffer: Tensor, branch: int) -> None:
+        """From the same part of replica `branch`, into `buffer`, to every other replica."""
+        if self.branches > 1:
+            with _reported():
+                dist.broadcast(buffer, branch * self.tensors + self.tensor, group=self.across)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """In place, over the parts of a replica."""
+        if self.tensors > 1:
+            with _reported():
+                dist.all_reduce(values, group=self.within)
+        return values
+
+    def parts(self, values: Tensor) -> Tensor:
+        """Of every part of this replica: [tensors, …]."""
+        if self.tensors == 1:
+            return values[None]
+        flat = values.contiguous().view(-1)
+        found = torch.empty(self.tensors * len(flat), dtype=flat.dtype, device=flat.device)
+        with _reported():
+            _all_gather(found, flat, self.within)
+        return found.view(self.tensors, *values.shape)
+
+    def least(self, number: int) -> int:
+        """The smallest of what the ranks have: of rooms in a cache, say."""
+        if self.world == 1:
+            return number
+        part = torch.tensor([number]).view(torch.uint8)
+        return int(self.gather(part).view(torch.int64).min())
+
+    def told(self, thing: Any) -> Any:
+        """What rank 0 has, on every rank."""
+        if self.world == 1:
+            return thing
+        things = [thing]
+        with _reported():
+            dist.broadcast_object_list(things, 0, device=self.device)
+        return things[0]
+
+
+def meeting_place(host: str, port: int, **options: Any) -> Any:
+    """A store where ranks find each other: made with `is_master`, on any free port if it is 0."""
+    return dist.TCPStore(host, port, wait_for_workers=False, **options)  # type: ignore[attr-defined]
+
+
+def check_degrees(world: int, branches: int, tensors: int) -> None:
+    if branches < 1 or tensors < 1 or branches * tensors != world:
+        raise ConfigError(
+            f"branch-parallel {branches} × tensor-parallel {tensors} does not make {world} ranks"
+        )
+
+
+def backend_for(device: torch.device, ranks_here: int) -> str:
+    """The device's own backend; gloo where ranks have to share a device, or have none."""
+    if device.type == "cuda" and ranks_here > torch.cuda.device_count():
+        return "gloo"
+    return BACKENDS.get(device.type, "gloo")
+
+
+# torch 2.13 renames the function and warns of the old name.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """A collective fails when a rank is gone or late: say so, in one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        # gloo says where in its source it is and wishes good luck: neither helps.
+        reason = re.sub(r"^\[[^]]*\] *", "", str(error).strip()).split(". ")[0].split("\n")[0]
+        raise RankError(f"another rank is gone or too slow ({reason})") from error

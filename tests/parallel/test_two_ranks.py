@@ -1,0 +1,72 @@
+"""Two processes over gloo: a quick look at everything. `make test-parallel` has the whole matrix.
+
+One test: starting the processes costs more than what they do.
+"""
+
+from __future__ import annotations
+
+import cases
+from ranks import Ranks
+
+import goldens
+from lopa import DecodeConfig
+
+QUICK = ("01_lopa", "07_lopa_blockattn", "14_d2f", "18_vanilla")
+LLADA = {"threshold": 0.02, "max_new_tokens": 16, "block_size": 8}
+
+
+def test_two_ranks_decode_as_one(two: Ranks) -> None:
+    golden = [cases.golden(p) for p in goldens.CASES if p.stem.startswith(QUICK)]
+    requests = [request for request, _ in golden]
+    # fp64 confidences, every round commits (dual cache), no shift
+    dual = DecodeConfig(decoder="fast-dllm", **LLADA)  # type: ignore[arg-type]
+    requests.append(cases.Request(str(goldens.LLADA), tuple(range(2, 14)), dual))
+    drawn = DecodeConfig(
+        branches=2, temperature=1.0, top_p=0.9, top_k=40, max_new_tokens=16, block_size=8, seed=3
+    )
+    requests.append(cases.Request(str(cases.DREAM), tuple(range(2, 14)), drawn))
+    expected = [tokens for _, tokens in golden] + [cases.alone(r) for r in requests[len(golden) :]]
+    assert two.run(cases.decode, requests, branches=2) == [expected] * 2
+    assert two.run(cases.decode, requests, branches=1, tensors=2) == [expected] * 2
+
+    together = [cases.Request(str(cases.DREAM), r.prompt, r.config) for r in requests[-1:]]
+    for k, attention in ((0, "full"), (3, "block"), (4, "full"), (1, "full")):
+        config = DecodeConfig(
+            branches=k, attention=attention, max_new_tokens=24, block_size=8, threshold=0.05
+        )  # type: ignore[arg-type]
+        together.append(cases.Request(str(cases.DREAM), tuple(range(3, 9 + 4 * k)), config))
+    expected = [cases.alone(r) for r in together]
+    for budget in (10_000, 60):
+        found = two.run(cases.decode_together, together, budget, branches=2)
+        assert found == [expected] * 2
+
+    assert two.run(cases.statistics_of_parts, 0, branches=1, tensors=2) == [[], []]
+    said = two.run(cases.astray, requests[0], branches=2)
+    assert all("the ranks compute different things" in s for s in said)
+
+
+def test_bytes_on_the_wire(two: Ranks) -> None:
+    """A commit moves the committed keys and values once; under block attention nothing moves."""
+    request, _ = cases.golden(goldens.FOLDER / "cases" / "03_lopa_math_k7_b16.json")
+    rounds, others = two.run(cases.traffic, request, branches=2)
+    assert rounds == others
+    # dream_0 … 5: bytes of keys and values a token, and of the remembered hidden state
+    config = cases.alone_config(request)
+    token = 2 * 4 * config.layers * config.kv_heads * config.head_dim
+    moved = 0
+    for index, r in enumerate(rounds):
+        assert 0 < r["statistics"] < 64 * 1024
+        assert r["commits"] <= 1
+        if index == 0:  # one row, forwarded by both
+            assert r["commits"] == 0
+            assert r["committed"] > 0
+        elif r["committed"]:
+            assert r["commit"] == r["committed"] * token + 4 * config.hidden_size
+            moved += 1
+        else:
+            assert r["commit"] == 0
+    assert moved >= 3
+    request, _ = cases.golden(goldens.FOLDER / "cases" / "07_lopa_blockattn_k4_b8.json")
+    rounds, _ = two.run(cases.traffic, request, branches=2)
+    assert any(r["committed"] for r in rounds[1:])
+    assert not any(r["commit"] for r in rounds)
