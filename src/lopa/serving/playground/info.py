@@ -26,7 +26,7 @@ from lopa.version import VERSION
 
 # Seeds of the built-in tasks, chosen for questions that are short and answers that are not.
 _EXAMPLES = (
-    ("Cards", "words", 2),
+    ("Potatoes", "words", 3),
     ("Frogs", "words", 5),
     ("Change", "words", 6),
     ("Sum below", "functions", 7),
