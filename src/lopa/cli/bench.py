@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
-from collections.abc import Iterable, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,7 +28,7 @@ from lopa.cli.options import (
     decode_config,
     with_decoding,
 )
-from lopa.cli.terminal import notes
+from lopa.cli.terminal import notes, print_table
 from lopa.errors import ConfigError
 from lopa.parallel.launch import PARENT, launched, run_ranks
 from lopa.version import VERSION
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
     from lopa.engine.llm import LLM
     from lopa.evaluation.problem import Problem
 
-_WIDE = 160
 bench = typer.Typer(no_args_is_help=True, help="Measure speed, on the spot.")
 
 
@@ -66,7 +63,7 @@ def bench_round(
     """
     counts, windows = _numbers("branches", branches, 0), _numbers("window", window, 32)
     devices = Devices(branch_parallel, tensor_parallel, rank_timeout)
-    _be_ranks(context, devices)
+    be_ranks(context, devices)
     llm = load(model, None, device, dtype, quantize, devices)
     from lopa.bench.ceilings import measure
     from lopa.bench.rounds import time_rounds
@@ -95,7 +92,7 @@ def bench_round(
         print(json.dumps(found))
         return
     rates = ceilings.bytes_per_second / 1e9, ceilings.flops_per_second / 1e12
-    print(f"{_host_line(llm)}; copies {rates[0]:.0f} GB/s, products {rates[1]:.2f} TFLOP/s")
+    print(f"{host_line(llm)}; copies {rates[0]:.0f} GB/s, products {rates[1]:.2f} TFLOP/s")
     print("times in ms, medians")
     print_table(
         ["k", "window", "tokens", "round", "forward", "host", "floor", "×floor", "GB/s", "TFLOP/s"],
@@ -142,13 +139,13 @@ def bench_decode(
 
     asked = problems(task, "eval", limit, seed)
     devices = Devices(branch_parallel, tensor_parallel, rank_timeout)
-    _be_ranks(context, devices)
+    be_ranks(context, devices)
     llm = load(model, adapter, device, dtype, quantize, devices)
     from rich.progress import Progress
 
     from lopa.bench.decode import measure_decoding
 
-    prompts = _prompts(llm, asked)
+    prompts = prompts_of(llm, asked)
     console = notes()
     bar = Progress(console=console, transient=True)
     job = bar.add_task("decoding", total=limit)
@@ -160,150 +157,12 @@ def bench_decode(
     if as_json:
         print(json.dumps({"host": host(llm), **found, "settings": config.settings()}))
         return
-    print(f"{_host_line(llm)}; {config.decoder}, one prompt at a time")
+    print(f"{host_line(llm)}; {config.decoder}, one prompt at a time")
     shown = {n: f"{v:.2f}" if isinstance(v, float) else str(v) for n, v in found.items()}
     print_table(("", ""), [(n.replace("_", " "), v) for n, v in shown.items()])
 
 
-@bench.command("parallel")
-@with_decoding("seed")
-def bench_parallel(
-    context: typer.Context,
-    decoding: Given,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to time.")] = 60,
-    task: Annotated[str, typer.Option(help="Built-in task that the prompts come from.")] = "words",
-    seed: Annotated[int, typer.Option(min=0, help="Which prompts; also for drawing.")] = 0,
-    model: ModelOption = None,
-    adapter: AdapterOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    quantize: QuantizeOption = None,
-    preset: PresetOption = None,
-    branch_parallel: BranchParallelOption = None,
-    tensor_parallel: TensorParallelOption = None,
-    rank_timeout: RankTimeoutOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Where the time of a round goes, on every rank: forward, idle, all-gather, commit, host.
-
-    On a CPU the ranks that this command starts share the cores out and stay on theirs.
-    """
-    config = decode_config(model, {**decoding, "seed": seed}, preset)
-    from lopa.evaluation.evaluate import problems
-
-    asked = problems(task, "eval", 20, seed)
-    devices = Devices(branch_parallel, tensor_parallel, rank_timeout)
-    _be_ranks(context, devices, always=True)
-    llm = load(model, adapter, device, dtype, quantize, devices)
-    from lopa.bench.parallel import as_dict, measure_ranks
-    from lopa.parallel.rank import RankLLM
-
-    assert isinstance(llm, RankLLM)
-    with closing(llm):
-        found = measure_ranks(llm, _prompts(llm, asked), config, rounds)
-    if as_json:
-        print(json.dumps({"host": host(llm), **as_dict(found), "settings": config.settings()}))
-        return
-    print(
-        f"{_host_line(llm)}; BP {found.branch_parallel} × TP {found.tensor_parallel}, "
-        f"{config.decoder} k={config.branches}, {found.rounds} rounds; median round "
-        f"{found.median_round_ms:.1f} ms"
-    )
-    print(
-        f"statistics {found.statistics_bytes / 1024:.1f} KB a round at most; "
-        f"{found.commits} broadcasts of {found.commit_bytes / 1024:.0f} KB in all"
-    )
-    print_table(
-        ("rank", "round ms", "forward", "idle", "all-gather", "commit", "host", "protocol"),
-        [
-            (
-                str(rank),
-                f"{r.round_ms:.2f}",
-                *(f"{part:.2f}" for part in r.parts),
-                f"{100 * r.protocol_share:.2f} %",
-            )
-            for rank, r in enumerate(found.ranks)
-        ],
-    )
-
-
-@bench.command("scaling")
-def bench_scaling(
-    measured: Annotated[Path, typer.Argument(help="What `lopa bench round --json` printed.")],
-    branches: Annotated[int, typer.Option(min=0, help="Lookahead branches.")] = 7,
-    window: Annotated[int, typer.Option(help="Tokens a row; one of those in the file.")] = 64,
-    tpf: Annotated[
-        float | None, typer.Option(help="Tokens a round (default: the paper's, 15.55).")
-    ] = None,
-    bandwidth: Annotated[
-        float | None, typer.Option(help="Of the link, GB/s (default: 300).", show_default=False)
-    ] = None,
-    latency: Annotated[
-        float | None,
-        typer.Option(help="Of one step of a collective, µs (default: 15).", show_default=False),
-    ] = None,
-    host_ms: Annotated[
-        float | None,
-        typer.Option(help="Host time of the protocol, ms (default: 0.2).", show_default=False),
-    ] = None,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it as well.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """What more devices would give: measured rounds of one device, and a modelled link."""
-    from lopa.models.checkpoint import model_config
-    from lopa.models.files import read_json
-    from lopa.parallel.scaling import PAPER_TPF, Link, Scaling
-
-    given = {
-        "gigabytes_per_second": bandwidth,
-        "microseconds": latency,
-        "host_milliseconds": host_ms,
-    }
-    link = Link(**{name: value for name, value in given.items() if value is not None})
-    found = read_json(measured)
-    if "rounds" not in found or "host" not in found:
-        raise ConfigError(f"{measured} is not what `lopa bench round --json` prints")
-    tokens = tpf or PAPER_TPF
-    model = Scaling(found, model_config(found["host"]["model"]), window, link)
-    points = model.points(branches, tokens, (1, 2, 3, 4, 6, 8, 12, 16), (1, 2, 4, 8))
-    if as_json:
-        lines = [{**asdict(p), "round_ms": p.round_ms} for p in points]
-        print(json.dumps({"link": asdict(link), "tpf": tokens, "points": lines}))
-    else:
-        print(", ".join(f"{name} {value}" for name, value in found["host"].items()))
-        print(
-            f"Milliseconds; k = {branches}, window {window}, {tokens:g} tokens a round; assumed: "
-            f"{link.gigabytes_per_second:g} GB/s, {link.microseconds:g} µs a step, "
-            f"{link.host_milliseconds:g} ms of host for the protocol"
-        )
-        heads = ("BP × TP", "", "round", "forward", "gather", "commit", "sums", "host")
-        print_table(
-            (*heads, "tok/s"),
-            [
-                (
-                    f"{p.branch_parallel} × {p.tensor_parallel}",
-                    "measured" if p.measured else "model",
-                    f"{p.round_ms:.1f}",
-                    f"{p.forward_ms:.1f}",
-                    f"{p.gather_ms:.2f}",
-                    f"{p.commit_ms:.3f}",
-                    f"{p.reduce_ms:.2f}",
-                    f"{p.host_ms:.2f}",
-                    f"{p.tokens_per_second:.0f}",
-                )
-                for p in points
-            ],
-        )
-    if picture is not None:
-        from lopa.bench.scaling_picture import draw
-
-        host_ = found["host"]
-        title = f"{host_['model']}, {host_['device']}, {host_['dtype']}, k = {branches}"
-        large = model.config.parameters > 5e9
-        draw(points, f"{title}, window {window}", tokens, picture, paper=large)
-
-
-def _be_ranks(context: typer.Context, devices: Devices, always: bool = False) -> None:
+def be_ranks(context: typer.Context, devices: Devices, always: bool = False) -> None:
     """Run this command as ranks instead, where several are asked for and nobody made them.
 
     `always`: also for one, so that it runs under the same conditions as several.
@@ -312,7 +171,7 @@ def _be_ranks(context: typer.Context, devices: Devices, always: bool = False) ->
         raise typer.Exit(run_ranks(devices.ranks, context.obj))
 
 
-def _prompts(llm: LLM, asked: Sequence[Problem]) -> list[Any]:
+def prompts_of(llm: LLM, asked: Sequence[Problem]) -> list[Any]:
     if llm.tokenizer is None:  # any tokens do for timing
         return [list(range(1, 1 + min(64, llm.config.vocab_size // 2))) for _ in asked]
     return [problem.prompt for problem in asked]
@@ -334,7 +193,7 @@ def host(llm: LLM) -> dict[str, Any]:
     }
 
 
-def _host_line(llm: LLM) -> str:
+def host_line(llm: LLM) -> str:
     return ", ".join(f"{name} {value}" for name, value in host(llm).items())
 
 
@@ -346,18 +205,3 @@ def _numbers(name: str, text: str, least: int) -> list[int]:
     if not found or min(found) < least:
         raise ConfigError(f"{name} must be whole numbers, at least {least}, separated by commas")
     return found
-
-
-def print_table(heads: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="dim")
-    for head in heads:
-        table.add_column(head, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    # A file or a pipe has no width that columns would have to be squeezed into.
-    width = None if sys.stdout.isatty() else _WIDE
-    Console(highlight=False, markup=False, width=width).print(table)

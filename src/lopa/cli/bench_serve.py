@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lopa.cli.bench import print_table
 from lopa.cli.options import JsonOption
-from lopa.cli.terminal import notes
+from lopa.cli.terminal import notes, print_table
 from lopa.errors import ConfigError, LopaError
 from lopa.writing import check_writable
 

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from lopa.cli.bench import bench
+from lopa.cli.bench_parallel import bench_parallel, bench_scaling
 from lopa.cli.bench_serve import bench_serve
 from lopa.cli.chat import chat
 from lopa.cli.evaluate import evaluate
@@ -37,6 +38,8 @@ app = typer.Typer(
 for command in (generate, race, chat, study, doctor):
     app.command()(command)
 app.command("eval")(evaluate)
+bench.command("parallel")(bench_parallel)
+bench.command("scaling")(bench_scaling)
 bench.command("serve")(bench_serve)
 app.command(context_settings={"auto_envvar_prefix": ENVIRONMENT})(serve)
 app.add_typer(models, name="models")

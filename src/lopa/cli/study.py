@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from lopa.cli.bench import host, print_table
+from lopa.cli.bench import host
 from lopa.cli.model import load
 from lopa.cli.options import (
     AdapterOption,
@@ -25,7 +25,7 @@ from lopa.cli.options import (
     with_decoding,
 )
 from lopa.cli.sweep import make_folder, progress_bar
-from lopa.cli.terminal import note
+from lopa.cli.terminal import note, print_table
 from lopa.errors import ConfigError
 from lopa.writing import write_lines
 

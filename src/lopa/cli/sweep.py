@@ -8,8 +8,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lopa.cli.bench import host, print_table
-from lopa.cli.terminal import note, notes
+from lopa.cli.bench import host
+from lopa.cli.terminal import note, notes, print_table
 from lopa.errors import ConfigError
 from lopa.writing import write_lines
 

@@ -1,10 +1,11 @@
-"""Writing to a terminal: text that a model or a stranger wrote, and notes beside the answer."""
+"""Writing to a terminal: text that a model or a stranger wrote, notes beside the answer, tables."""
 
 from __future__ import annotations
 
 import os
 import sys
 import unicodedata
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from lopa.parallel.launch import speaks
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 # Invisible, but part of how words (Persian) and emoji are written.
 _JOINERS = "\u200c\u200d"
+_WIDE = 160  # columns of a table that nobody looks at
 
 
 def visible(text: str, newline: str = "\n") -> str:
@@ -76,3 +78,18 @@ def statistics(output: Output) -> str:
             f"ended by {output.finish}",
         )
     )
+
+
+def print_table(heads: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="dim")
+    for head in heads:
+        table.add_column(head, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    # A file or a pipe has no width that columns would have to be squeezed into.
+    width = None if sys.stdout.isatty() else _WIDE
+    Console(highlight=False, markup=False, width=width).print(table)

@@ -167,14 +167,6 @@ class FusedStep(Step):
         parts = self._staged_keys[:, here], self._staged_values[:, here]
         return torch.cat([*(x.flatten() for x in parts), self._hidden_rows[here.stop - 1]])
 
-    def warm_up(self, tokens: Sequence[int]) -> None:
-        """Capture the graphs of batches of so many tokens before they are needed."""
-        for count in sorted(tokens, reverse=True):
-            sizes = self._rounded(count, 1, count)
-            self._make_room(sizes.tokens)
-            if self.graphs and sizes not in self._captured:
-                self._capture(sizes)
-
     # -- sizes --------------------------------------------------------------------------------
 
     def _sizes(self, batch: Batch, fused: bool) -> Sizes:

@@ -285,14 +285,10 @@ def refusal(errors: Sequence[Mapping[str, Any]]) -> ApiError:
             param=param,
             code="unsupported_value",
         )
-    if param == "branches":  # a union of two arms, both of which complain
-        return ApiError(
-            400,
-            "branches: give an integer or auto",
-            param=param,
-            code="invalid_value",
-        )
-    message = f"{param}: {error['msg']}" if param else str(error["msg"])
+    # Arms that stand side by side, as of `int | Literal["auto"]`, are all worth naming.
+    beside = [e for e in errors if e["loc"][:-1] == error["loc"][:-1] and len(place) > 1]
+    wishes = " or ".join(dict.fromkeys(str(e["msg"]) for e in beside or [error]))
+    message = f"{param}: {wishes}" if param else wishes
     return ApiError(400, message, param=param, code="invalid_value")
 
 

@@ -1,0 +1,167 @@
+"""`lopa bench parallel` and `lopa bench scaling`: several devices, measured and modelled."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lopa.cli.bench import be_ranks, host, host_line, prompts_of
+from lopa.cli.model import Devices, load
+from lopa.cli.options import (
+    AdapterOption,
+    BranchParallelOption,
+    DeviceOption,
+    DtypeOption,
+    Given,
+    JsonOption,
+    ModelOption,
+    PresetOption,
+    QuantizeOption,
+    RankTimeoutOption,
+    TensorParallelOption,
+    decode_config,
+    with_decoding,
+)
+from lopa.cli.terminal import print_table
+from lopa.errors import ConfigError
+
+
+@with_decoding("seed")
+def bench_parallel(
+    context: typer.Context,
+    decoding: Given,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to time.")] = 60,
+    task: Annotated[str, typer.Option(help="Built-in task that the prompts come from.")] = "words",
+    seed: Annotated[int, typer.Option(min=0, help="Which prompts; also for drawing.")] = 0,
+    model: ModelOption = None,
+    adapter: AdapterOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
+    preset: PresetOption = None,
+    branch_parallel: BranchParallelOption = None,
+    tensor_parallel: TensorParallelOption = None,
+    rank_timeout: RankTimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Where the time of a round goes, on every rank: forward, idle, all-gather, commit, host.
+
+    On a CPU the ranks that this command starts share the cores out and stay on theirs.
+    """
+    config = decode_config(model, {**decoding, "seed": seed}, preset)
+    from lopa.evaluation.evaluate import problems
+
+    asked = problems(task, "eval", 20, seed)
+    devices = Devices(branch_parallel, tensor_parallel, rank_timeout)
+    be_ranks(context, devices, always=True)
+    llm = load(model, adapter, device, dtype, quantize, devices)
+    from lopa.bench.parallel import as_dict, measure_ranks
+    from lopa.parallel.rank import RankLLM
+
+    assert isinstance(llm, RankLLM)
+    with closing(llm):
+        found = measure_ranks(llm, prompts_of(llm, asked), config, rounds)
+    if as_json:
+        print(json.dumps({"host": host(llm), **as_dict(found), "settings": config.settings()}))
+        return
+    print(
+        f"{host_line(llm)}; BP {found.branch_parallel} × TP {found.tensor_parallel}, "
+        f"{config.decoder} k={config.branches}, {found.rounds} rounds; median round "
+        f"{found.median_round_ms:.1f} ms"
+    )
+    print(
+        f"statistics {found.statistics_bytes / 1024:.1f} KB a round at most; "
+        f"{found.commits} broadcasts of {found.commit_bytes / 1024:.0f} KB in all"
+    )
+    print_table(
+        ("rank", "round ms", "forward", "idle", "all-gather", "commit", "host", "protocol"),
+        [
+            (
+                str(rank),
+                f"{r.round_ms:.2f}",
+                *(f"{part:.2f}" for part in r.parts),
+                f"{100 * r.protocol_share:.2f} %",
+            )
+            for rank, r in enumerate(found.ranks)
+        ],
+    )
+
+
+def bench_scaling(
+    measured: Annotated[Path, typer.Argument(help="What `lopa bench round --json` printed.")],
+    branches: Annotated[int, typer.Option(min=0, help="Lookahead branches.")] = 7,
+    window: Annotated[int, typer.Option(help="Tokens a row; one of those in the file.")] = 64,
+    tpf: Annotated[
+        float | None, typer.Option(help="Tokens a round (default: the paper's, 15.55).")
+    ] = None,
+    bandwidth: Annotated[
+        float | None, typer.Option(help="Of the link, GB/s (default: 300).", show_default=False)
+    ] = None,
+    latency: Annotated[
+        float | None,
+        typer.Option(help="Of one step of a collective, µs (default: 15).", show_default=False),
+    ] = None,
+    host_ms: Annotated[
+        float | None,
+        typer.Option(help="Host time of the protocol, ms (default: 0.2).", show_default=False),
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it as well.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What more devices would give: measured rounds of one device, and a modelled link."""
+    from lopa.models.checkpoint import model_config
+    from lopa.models.files import read_json
+    from lopa.parallel.scaling import PAPER_TPF, Link, Scaling
+
+    given = {
+        "gigabytes_per_second": bandwidth,
+        "microseconds": latency,
+        "host_milliseconds": host_ms,
+    }
+    link = Link(**{name: value for name, value in given.items() if value is not None})
+    found = read_json(measured)
+    if "rounds" not in found or "host" not in found:
+        raise ConfigError(f"{measured} is not what `lopa bench round --json` prints")
+    tokens = tpf or PAPER_TPF
+    model = Scaling(found, model_config(found["host"]["model"]), window, link)
+    points = model.points(branches, tokens, (1, 2, 3, 4, 6, 8, 12, 16), (1, 2, 4, 8))
+    if as_json:
+        lines = [{**asdict(p), "round_ms": p.round_ms} for p in points]
+        print(json.dumps({"link": asdict(link), "tpf": tokens, "points": lines}))
+    else:
+        print(", ".join(f"{name} {value}" for name, value in found["host"].items()))
+        print(
+            f"Milliseconds; k = {branches}, window {window}, {tokens:g} tokens a round; assumed: "
+            f"{link.gigabytes_per_second:g} GB/s, {link.microseconds:g} µs a step, "
+            f"{link.host_milliseconds:g} ms of host for the protocol"
+        )
+        heads = ("BP × TP", "", "round", "forward", "gather", "commit", "sums", "host")
+        print_table(
+            (*heads, "tok/s"),
+            [
+                (
+                    f"{p.branch_parallel} × {p.tensor_parallel}",
+                    "measured" if p.measured else "model",
+                    f"{p.round_ms:.1f}",
+                    f"{p.forward_ms:.1f}",
+                    f"{p.gather_ms:.2f}",
+                    f"{p.commit_ms:.3f}",
+                    f"{p.reduce_ms:.2f}",
+                    f"{p.host_ms:.2f}",
+                    f"{p.tokens_per_second:.0f}",
+                )
+                for p in points
+            ],
+        )
+    if picture is not None:
+        from lopa.bench.scaling_picture import draw
+
+        host_ = found["host"]
+        title = f"{host_['model']}, {host_['device']}, {host_['dtype']}, k = {branches}"
+        large = model.config.parameters > 5e9
+        draw(points, f"{title}, window {window}", tokens, picture, paper=large)
