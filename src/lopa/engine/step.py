@@ -3,7 +3,7 @@
 It owns what the forwards of a runner share: the staged keys and values of the last batch, its
 hidden states, and each slot's carry (the hidden state whose logits predict the first position of a
 cached window). What it is told are places: of pages in the pool, of tokens on the flat axis.
-`lopa.engine.cuda_step` is the same on fused kernels and graphs.
+`lopa.engine.fused` is the same on fused kernels and graphs.
 """
 
 from __future__ import annotations
