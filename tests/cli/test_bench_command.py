@@ -31,7 +31,13 @@ def test_decode(run: Run) -> None:
     assert found["tpf"] == found["tokens"] / found["rounds"]
     assert found["latency_ms_p50"] <= found["latency_ms_p95"] <= found["latency_ms_max"]
     assert found["settings"]["branches"] == 2
-    assert "tokens per second" in run("bench", "decode", *DUMMY, *short).out
+    shown = run("bench", "decode", *DUMMY, *short, "--together", "2").out
+    assert "tokens per second" in shown
+    assert "2 at once" in shown
+    many = json.loads(run("bench", "decode", *DUMMY, *short, "--together", "2", "--json").out)
+    assert many["together"]["tokens"] == found["tokens"]
+    assert many["together"]["rounds"] == found["rounds"]
+    assert many["together"]["times_one"] > 0
 
 
 def test_bad_input(run: Run) -> None:

@@ -1,8 +1,9 @@
-"""`lopa bench decode`: tokens per second of whole answers, the first round apart and included."""
+"""`lopa bench decode`: tokens per second of whole answers, one by one and many at once."""
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -60,4 +61,39 @@ def measure_decoding(
         latency_ms_p50=statistics.median(latencies),
         latency_ms_p95=latencies[min(len(latencies) - 1, int(0.95 * len(latencies)))],
         latency_ms_max=latencies[-1],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Many prompts at once, by the clock on the wall."""
+
+    together: int
+    prompts: int
+    tokens: int
+    rounds: int
+    seconds: float
+    tokens_per_second: float
+    times_one: float  # against one prompt at a time, in the same run
+
+
+def measure_together(
+    llm: LLM, prompts: Sequence[Prompt], config: DecodeConfig, together: int, alone: DecodeSpeed
+) -> Throughput:
+    """The prompts by the engine, `together` at once, after a run that is not counted."""
+    for _ in range(2):
+        began = time.perf_counter()
+        outputs = [
+            output for _, output in llm.generate_together(prompts, config, max_running=together)
+        ]
+        seconds = time.perf_counter() - began
+    tokens = sum(o.tokens for o in outputs)
+    return Throughput(
+        together=together,
+        prompts=len(outputs),
+        tokens=tokens,
+        rounds=sum(o.rounds for o in outputs),
+        seconds=seconds,
+        tokens_per_second=tokens / seconds,
+        times_one=tokens / seconds / alone.tokens_per_second,
     )

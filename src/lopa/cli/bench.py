@@ -120,6 +120,9 @@ def bench_decode(
     context: typer.Context,
     decoding: Given,
     limit: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 20,
+    together: Annotated[
+        int | None, typer.Option(min=2, help="Decode them all again, so many at once.")
+    ] = None,
     task: Annotated[str, typer.Option(help="Built-in task that the prompts come from.")] = "words",
     seed: Annotated[int, typer.Option(min=0, help="Which prompts; also for drawing.")] = 0,
     model: ModelOption = None,
@@ -133,7 +136,10 @@ def bench_decode(
     rank_timeout: RankTimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Decode prompts one by one: tokens per second, tokens per forward, latency."""
+    """Decode prompts one by one: tokens per second, tokens per forward, latency.
+
+    With --together N then N at once, and how many times the tokens per second that gives.
+    """
     config = decode_config(model, {**decoding, "seed": seed}, preset)
     from lopa.evaluation.evaluate import problems
 
@@ -143,7 +149,7 @@ def bench_decode(
     llm = load(model, adapter, device, dtype, quantize, devices)
     from rich.progress import Progress
 
-    from lopa.bench.decode import measure_decoding
+    from lopa.bench.decode import measure_decoding, measure_together
 
     prompts = prompts_of(llm, asked)
     console = notes()
@@ -154,12 +160,20 @@ def bench_decode(
             llm, prompts, config, lambda done, total: bar.update(job, completed=done, total=total)
         )
     found = asdict(speed)
+    many = None
+    if together is not None:
+        if console.is_terminal:
+            console.print(f"{together} at once …")
+        many = asdict(measure_together(llm, prompts, config, together, speed))
     if as_json:
-        print(json.dumps({"host": host(llm), **found, "settings": config.settings()}))
+        line = {"host": host(llm), **found, "settings": config.settings()}
+        print(json.dumps(line | ({"together": many} if many else {})))
         return
     print(f"{host_line(llm)}; {config.decoder}, one prompt at a time")
-    shown = {n: f"{v:.2f}" if isinstance(v, float) else str(v) for n, v in found.items()}
-    print_table(("", ""), [(n.replace("_", " "), v) for n, v in shown.items()])
+    _print_figures(found)
+    if many is not None:
+        print(f"{together} at once")
+        _print_figures(many)
 
 
 def be_ranks(context: typer.Context, devices: Devices, always: bool = False) -> None:
@@ -169,6 +183,11 @@ def be_ranks(context: typer.Context, devices: Devices, always: bool = False) -> 
     """
     if launched() is None and (devices.ranks > 1 or (always and PARENT not in os.environ)):
         raise typer.Exit(run_ranks(devices.ranks, context.obj))
+
+
+def _print_figures(found: dict[str, Any]) -> None:
+    shown = {n: f"{v:.2f}" if isinstance(v, float) else str(v) for n, v in found.items()}
+    print_table(("", ""), [(n.replace("_", " "), v) for n, v in shown.items()])
 
 
 def prompts_of(llm: LLM, asked: Sequence[Problem]) -> list[Any]:

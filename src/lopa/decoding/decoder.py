@@ -89,6 +89,8 @@ class Decoder:
     @property
     def first_eos(self) -> int | None:
         """Index among the new tokens of the first end of text, filled or not to its left."""
+        if not self.has_eos:
+            return None
         found = np.flatnonzero(np.isin(self.tokens[self.prompt :], list(self.eos_ids)))
         return int(found[0]) if len(found) else None
 

@@ -40,59 +40,56 @@ class Batch:
 
 
 def make_batch(plans: Sequence[tuple[int, Plan]], shift: bool) -> Batch:
-    tokens, positions, blocks = [], [], []
-    lengths, starts, cached, slots = [], [], [], []
-    wanted_from, wanted_position, wanted_round, counts = [], [], [], []
-    first_rows = []
-    rows = flat = 0
-    for slot, plan in plans:
-        first_rows.append(rows)
-        count, width = plan.rows.shape
-        own = plan.ends - plan.start  # [R] length of each row
-        begin = flat + np.cumsum(own) - own
-        at = np.arange(plan.start, plan.start + width)
-        ids = np.zeros(width, np.int64) if plan.block_ids is None else plan.block_ids
-        if own.min() == width:
-            tokens.append(plan.rows.reshape(-1))
-            positions.append(np.tile(at, count))
-            blocks.append(np.tile(ids, count))
-        else:
-            inside = np.arange(width) < own[:, None]
-            tokens.append(plan.rows[inside])
-            positions.append(np.broadcast_to(at, inside.shape)[inside])
-            blocks.append(np.broadcast_to(ids, inside.shape)[inside])
-        row, column = np.nonzero(plan.wanted)
-        source = begin[row] + column
-        if shift:
-            # The row before; what was remembered for a window's first position; position 0 its own.
-            edge = -1 - slot if plan.start else begin[row]
-            source = np.where(column > 0, source - 1, edge)
-        wanted_from.append(source)
-        wanted_position.append(plan.start + column)
-        wanted_round.append(np.full(len(row), plan.index))
-        counts.append(len(row))
-        lengths.append(own)
-        starts.append(np.full(count, plan.start))
-        cached.append(np.full(count, plan.cached))
-        slots.append(np.full(count, slot))
-        rows += count
-        flat += int(own.sum())
-    row_length = _joined(lengths)
+    """A few calls for all plans together: this is on the way of every round."""
+    counts = [len(plan.rows) for _, plan in plans]
+    by_plan = np.array([(plan.start, plan.cached, slot) for slot, plan in plans], np.int64)
+    row_start, row_cached, row_slot = np.repeat(by_plan, counts, axis=0).T
+    row_length = _joined([plan.ends for _, plan in plans]) - row_start
+    row_begin = np.cumsum(row_length) - row_length
+    size = int(row_begin[-1] + row_length[-1])
+    positions = np.arange(size) - np.repeat(row_begin - row_start, row_length)
+
+    tokens, blocks, wanted, wanted_counts = [], [], [], []
+    flat = 0
+    for _, plan in plans:
+        ids = np.int64(0) if plan.block_ids is None else plan.block_ids
+        ids = np.broadcast_to(ids, plan.rows.shape)
+        rows, masks = plan.rows, plan.wanted
+        width = rows.shape[1]
+        if plan.ends.min() < plan.start + width:  # rows of several lengths
+            inside = np.arange(plan.start, plan.start + width) < plan.ends[:, None]
+            rows, ids, masks = rows[inside], ids[inside], masks[inside]
+        tokens.append(rows.reshape(-1))
+        blocks.append(ids.reshape(-1))
+        wanted.append(flat + np.flatnonzero(masks))
+        wanted_counts.append(len(wanted[-1]))
+        flat += len(tokens[-1])
+    where = _joined(wanted)
+    source = where
+    if shift:
+        # The row before; what was remembered for a window's first position; position 0 its own.
+        source = where - 1
+        is_first = np.zeros(size, np.bool_)
+        is_first[row_begin] = True
+        edge = np.flatnonzero(is_first[where])
+        if len(edge):
+            row = np.searchsorted(row_begin, where[edge])
+            source[edge] = np.where(row_start[row] > 0, -1 - row_slot[row], where[edge])
     return Batch(
         plans=list(plans),
-        first_rows=first_rows,
+        first_rows=[0, *np.cumsum(counts[:-1]).tolist()],
         tokens=_joined(tokens),
-        positions=_joined(positions),
+        positions=positions,
         blocks=_joined(blocks),
-        row_begin=np.cumsum(row_length) - row_length,
+        row_begin=row_begin,
         row_length=row_length,
-        row_start=_joined(starts),
-        row_cached=_joined(cached),
-        row_slot=_joined(slots),
-        wanted_from=_joined(wanted_from),
-        wanted_position=_joined(wanted_position),
-        wanted_round=_joined(wanted_round),
-        wanted_counts=counts,
+        row_start=row_start,
+        row_cached=row_cached,
+        row_slot=row_slot,
+        wanted_from=source,
+        wanted_position=positions[where],
+        wanted_round=np.repeat([plan.index for _, plan in plans], wanted_counts),
+        wanted_counts=wanted_counts,
     )
 
 

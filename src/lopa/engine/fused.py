@@ -1,6 +1,6 @@
 """A step on fused kernels and CUDA graphs: what a round costs is the matrix products.
 
-A round is one copy of integers to the device, one graph replay and one small copy back. Graphs are
+A round is one graph: a copy of integers to the device, the layers, a small copy back. Graphs are
 kept by the size of the batch, rounded up; what is rounded up is padding that no tile of the
 attention covers and no statistic is read from.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from lopa.config import DecodeConfig
 from lopa.engine.batch import Batch
 from lopa.engine.kernels import pointwise
-from lopa.engine.kernels.attention import Rows, attend, most_tiles, tile_size
+from lopa.engine.kernels.attention import TILE, Rows, attend, most_tiles
 from lopa.engine.kernels.confidence import RANKINGS, confidence
 from lopa.engine.kernels.moves import gather, settle
 from lopa.engine.pages import PAGE, Pages, pages_for
@@ -29,7 +30,8 @@ from lopa.sequence import FloatArray, IntArray
 
 _MOST_GRAPHS = 96
 _SLOTS = 256  # to begin with
-_WAVES = 264  # programs that fill the device about twice
+_PROGRAMS = 264  # of the attention, that fill the device about twice
+_MOST_SPLITS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +40,9 @@ class Sizes:
 
     tokens: int
     rows: int
-    tile: int  # folded queries a tile of attention
-    tiles: int
+    tiles: int  # of attention
     wanted: int  # 0: statistics are made outside
+    drawing: bool  # whether any of them is drawn
 
 
 @dataclass(slots=True)
@@ -82,11 +84,9 @@ class _Arrays:
 @dataclass(slots=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    on_host: Tensor  # pinned; the device's copy is read when a replay begins
-    arrays: _Arrays  # its parts
-    on_device: Tensor
-    out: Tensor  # [3, N] int32: token, and the bits of max_prob and ranking
-    out_host: Tensor
+    arrays: _Arrays  # parts of a pinned buffer, which a replay reads
+    out: IntArray  # [3, N] int32, pinned: token, and the bits of max_prob and ranking
+    buffers: tuple[Tensor, ...]  # what the graph reads and writes, kept as long as it
 
 
 class FusedStep(Step):
@@ -120,40 +120,41 @@ class FusedStep(Step):
         self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
     ) -> Found:
         fused = all(map(_fuses, configs))
-        sizes = self._sizes(batch, fused)
+        sizes = self._sizes(batch, configs if fused else [])
         self._make_room(sizes.tokens)
-        out = self._replay(batch, configs, sizes) if self.graphs else None
-        if out is None:
+        if self.graphs:
+            out = self._replay(batch, configs, sizes)
+        else:
             buffer = torch.zeros(_buffer_size(sizes), dtype=torch.int32)
             self._fill(_Arrays.of(_cut(buffer, sizes)), batch, configs, sizes)
-            out = self._body(_cut(buffer.to(self.device), sizes), sizes).cpu()
+            out = self._body(_cut(buffer.to(self.device), sizes), sizes).cpu().numpy()
         self._hidden = self._hidden_rows
         if not fused:
             return self.statistics(batch, self._hidden, configs)
-        found = out.numpy()[:, : len(batch.wanted_from)]
+        found = out[:, : len(batch.wanted_from)]
         return found[0].astype(np.int64), found[1].view(np.float32), found[2].view(np.float32)
 
-    def _replay(self, batch: Batch, configs: Sequence[DecodeConfig], sizes: Sizes) -> Tensor:
-        if sizes not in self._captured:
-            self._capture(sizes)
-        captured = self._captured[sizes]
+    def _replay(self, batch: Batch, configs: Sequence[DecodeConfig], sizes: Sizes) -> IntArray:
+        captured = self._captured.pop(sizes, None) or self._capture(sizes)
+        self._captured[sizes] = captured  # the last used is the last to go
         self._fill(captured.arrays, batch, configs, sizes)
-        captured.on_device.copy_(captured.on_host, non_blocking=True)
-        began = self._clock()
+        if self.timed:
+            self._clock[0].record()
         captured.graph.replay()
-        ended = self._clock()
-        captured.out_host.copy_(captured.out, non_blocking=True)
+        if self.timed:
+            self._clock[1].record()
         torch.cuda.current_stream(self.device).synchronize()
-        if began and ended:
-            self.forward_seconds = began.elapsed_time(ended) / 1e3
-        return captured.out_host
+        if self.timed:
+            self.forward_seconds = self._clock[0].elapsed_time(self._clock[1]) / 1e3
+        return captured.out
 
-    def _clock(self) -> torch.cuda.Event | None:
-        if not self.timed:
-            return None
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+    @cached_property
+    def _clock(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        began, ended = (
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
+        return began, ended
 
     def commit(self, source: IntArray, place: IntArray, carries: Sequence[tuple[int, int]]) -> None:
         moves = torch.from_numpy(np.stack([source, place]).astype(np.int32)).to(self.device)
@@ -169,25 +170,47 @@ class FusedStep(Step):
 
     # -- sizes --------------------------------------------------------------------------------
 
-    def _sizes(self, batch: Batch, fused: bool) -> Sizes:
-        wanted = len(batch.wanted_from) if fused else 0
-        return self._rounded(batch.size, len(batch.row_begin), wanted)
+    def _sizes(self, batch: Batch, configs: Sequence[DecodeConfig]) -> Sizes:
+        """configs: of what is wanted here; none: statistics are made outside."""
+        wanted = len(batch.wanted_from) if configs else 0
+        drawing = any(config.temperature > 0 for config in configs)
+        return self._rounded(batch.size, len(batch.row_begin), wanted, drawing)
 
-    def _rounded(self, tokens: int, rows: int, wanted: int) -> Sizes:
+    @lru_cache(maxsize=1024)  # noqa: B019 (a step lives as long as its model)
+    def _rounded(self, tokens: int, rows: int, wanted: int, drawing: bool) -> Sizes:
         tokens = _round_up(tokens)
         rows = next(size for size in (16, 64, 256, tokens + 256) if rows <= size)
         if wanted:
             half = _round_up(tokens // 2)
             wanted = half if wanted <= half else tokens
         config = self.model.config
-        group = config.heads // config.kv_heads
-        tile = tile_size(tokens, config.heads)
-        return Sizes(tokens, rows, tile, most_tiles(tokens, rows, group, tile), wanted)
+        tiles = most_tiles(tokens, rows, config.heads // config.kv_heads)
+        return Sizes(tokens, rows, tiles, wanted, drawing)
+
+    def warm_up(self, tokens: int) -> None:
+        """Capture what batches of up to so many tokens in up to 16 rows take, nothing drawn."""
+        if not self.graphs:
+            return
+        self._make_room(_round_up(tokens))
+        for sizes in self._common_sizes(tokens):
+            if sizes not in self._captured:
+                self._captured[sizes] = self._capture(sizes)
+
+    def _common_sizes(self, tokens: int) -> list[Sizes]:
+        """The largest first, so that the others find their memory."""
+        found = {
+            self._rounded(size, 1, wanted, False)
+            for size in range(1, tokens + 1)
+            for wanted in (1, size)
+        }
+        return sorted(found, key=lambda sizes: (sizes.tokens, sizes.wanted), reverse=True)
 
     def _make_room(self, tokens: int) -> None:
         """Staging for so many tokens; what was captured on a smaller one is captured again."""
-        if tokens <= self._staged_keys.shape[1]:
+        room = self._staged_keys.shape[1]
+        if tokens <= room:
             return
+        tokens = max(tokens, 2 * room)
         config = self.model.config
         shape = (config.layers, tokens, config.kv_heads, config.head_dim)
         self._staged_keys = torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -200,27 +223,24 @@ class FusedStep(Step):
         self._captured.clear()
         self._memory = torch.cuda.graph_pool_handle() if self.graphs else None
 
-    def _capture(self, sizes: Sizes) -> None:
+    def _capture(self, sizes: Sizes) -> _Captured:
         if len(self._captured) >= _MOST_GRAPHS:
             self._captured.pop(next(iter(self._captured)))
-        buffer = torch.zeros(_buffer_size(sizes), dtype=torch.int32, device=self.device)
-        inputs = _cut(buffer, sizes)
-        inputs.rows.tile_row.fill_(-1)
+        on_host = torch.zeros(_buffer_size(sizes), dtype=torch.int32, pin_memory=True)
+        arrays = _Arrays.of(_cut(on_host, sizes))
+        arrays.tile_row[:] = -1
+        on_device = on_host.to(self.device)
+        inputs = _cut(on_device, sizes)
         for _ in range(2):  # kernels are compiled, libraries choose theirs
-            self._body(inputs, sizes)
+            out = self._body(inputs, sizes)
+        out_host = torch.zeros(out.shape, dtype=torch.int32, pin_memory=True)
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
+            on_device.copy_(on_host, non_blocking=True)
             out = self._body(inputs, sizes)
-        on_host = torch.zeros(buffer.shape, dtype=torch.int32, pin_memory=True)
-        self._captured[sizes] = _Captured(
-            graph=graph,
-            on_host=on_host,
-            arrays=_Arrays.of(_cut(on_host, sizes)),
-            on_device=buffer,
-            out=out,
-            out_host=torch.zeros(out.shape, dtype=torch.int32, pin_memory=True),
-        )
+            out_host.copy_(out, non_blocking=True)
+        return _Captured(graph, arrays, out_host.numpy(), (on_host, on_device, out, out_host))
 
     # -- the host's side ----------------------------------------------------------------------
 
@@ -241,13 +261,10 @@ class FusedStep(Step):
         to.start[:rows] = batch.row_start
         to.cached[:rows] = batch.row_cached
         to.slot[:rows] = batch.row_slot
-        group = self.model.config.heads // self.model.config.kv_heads
-        tiles = -(-batch.row_length * group // sizes.tile)  # [R]
-        row = np.repeat(np.arange(rows), tiles)
-        first = np.cumsum(tiles) - tiles
+        row, at = self._tiles(batch.row_length.tobytes())
         to.tile_row[: len(row)] = row
         to.tile_row[len(row) :] = -1
-        to.tile_at[: len(row)] = (np.arange(len(row)) - first[row]) * sizes.tile
+        to.tile_at[: len(row)] = at
         if not sizes.wanted:
             return
         to.wanted_from[:count] = batch.wanted_from
@@ -260,6 +277,15 @@ class FusedStep(Step):
             to.settings[here, 2] = config.seed
             to.settings[here, 3] = RANKINGS[config.ranking]
             to.temperature[here] = config.temperature
+
+    @lru_cache(maxsize=256)  # noqa: B019
+    def _tiles(self, row_lengths: bytes) -> tuple[IntArray, IntArray]:
+        """The row of each tile of attention, and its first folded query."""
+        group = self.model.config.heads // self.model.config.kv_heads
+        tiles = -(-np.frombuffer(row_lengths, np.int64) * group // TILE)  # [R]
+        row = np.repeat(np.arange(len(tiles)), tiles)
+        first = np.cumsum(tiles) - tiles
+        return row, (np.arange(len(row)) - first[row]) * TILE
 
     # -- the device's side --------------------------------------------------------------------
 
@@ -278,7 +304,8 @@ class FusedStep(Step):
             wanted = gather(self._hidden_rows, self.carry, inputs.wanted_from)
             mask = self.model.config.mask_id
             logits = self.model.logits(wanted)
-            confidence(logits, inputs.settings, inputs.temperature, mask, out)
+            heat = inputs.temperature
+            confidence(logits, inputs.settings, heat, mask, out, drawing=sizes.drawing)
         return out
 
     def _layers(
@@ -289,7 +316,7 @@ class FusedStep(Step):
     ) -> Iterator[Tensor]:
         """For a long prompt: no graph, no staging, one layer at a time."""
         config = self.model.config
-        sizes = self._rounded(batch.size, len(batch.row_begin), 0)
+        sizes = self._rounded(batch.size, len(batch.row_begin), 0, False)
         buffer = torch.zeros(_buffer_size(sizes), dtype=torch.int32)
         self._fill(_Arrays.of(_cut(buffer, sizes)), batch, [], sizes)
         inputs = _cut(buffer.to(self.device), sizes)
@@ -316,8 +343,8 @@ class FusedStep(Step):
         config = self.model.config
         count = len(tokens)
         heads, dim = config.heads, config.head_dim
-        programs = max(1, count * heads // rows.tile)
-        splits = max(1, min(8, _WAVES // programs))
+        programs = max(1, count * heads // TILE)
+        splits = max(1, min(_MOST_SPLITS, _PROGRAMS // programs))
         cos, sin = self._cos[positions], self._sin[positions]
         x = self.model.embedding(tokens)
         layers: list[Layer] = list(self.model.layers)  # type: ignore[arg-type]
@@ -389,9 +416,7 @@ def _cut(buffer: Tensor, sizes: Sizes) -> _Inputs:
     return _Inputs(
         tokens=tokens,
         positions=positions,
-        rows=Rows(
-            tile_row, tile_at, begin, length, start, cached, slot, blocks, buffer[:0], sizes.tile
-        ),
+        rows=Rows(tile_row, tile_at, begin, length, start, cached, slot, blocks, buffer[:0]),
         wanted_from=wanted_from,
         temperature=temperature.view(torch.float32),
         settings=settings.view(torch.int64).view(-1, 4),

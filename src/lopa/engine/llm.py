@@ -46,6 +46,8 @@ class LLM:
     cache_tokens: room of the KV cache; by default what the device's memory allows.
     prefix_reuse: share the cache of prompts between requests. "exact" where the same tokens come
     out (block attention), "approximate" also under full attention, "off".
+    warmup: get ready for rounds of up to so many tokens before the first request; without it each
+    size of a round is made ready when it first comes. Only the triton backend has use for it.
     round_cost: (tokens, seconds) points of a round's time, for branches "auto"; measured on first
     use by default. The same points give the same answers again, on any device.
     """
@@ -63,6 +65,7 @@ class LLM:
         backend: str = "auto",
         cache_tokens: int | None = None,
         prefix_reuse: Reuse = "exact",
+        warmup: int = 0,
         round_cost: Sequence[tuple[int, float]] | None = None,
         progress: checkpoint.Progress | None = None,
     ) -> None:
@@ -94,6 +97,9 @@ class LLM:
             raise ConfigError(f"token {self.config.mask_id} cannot be both mask and end of text")
         if cache_tokens is not None and cache_tokens < 1:
             raise ConfigError(f"cache_tokens must be at least 1: got {cache_tokens}")
+        if not 0 <= warmup <= TOKEN_BUDGET:
+            raise ConfigError(f"warmup must be between 0 and {TOKEN_BUDGET}: got {warmup}")
+        self._warmup = warmup
         self.runner = self._make_runner(cache_tokens, prefix_reuse, backend)
         self._round_cost = None
         if round_cost is not None:
@@ -112,7 +118,7 @@ class LLM:
         self.model.config = self.config
         tokens = cache_tokens or default_cache_tokens(self.config, self.device, self.dtype)
         step = choose_step(backend, self.config, self.device)
-        return PagedRunner(self.model, tokens, reuse=reuse, step=step)
+        return PagedRunner(self.model, tokens, reuse=reuse, step=step, warmup=self._warmup)
 
     def _make_session(self, decoder: Decoder, ids: Sequence[int], limit: int | None) -> Session:
         return Session(self.runner, self.tokenizer, decoder, ids, limit)

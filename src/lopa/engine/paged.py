@@ -56,6 +56,7 @@ class PagedRunner:
         reuse: Reuse = "exact",
         prefill_tokens: int = PREFILL_TOKENS,
         step: Callable[[Transformer, Pages], Step] = Step,
+        warmup: int = 0,  # get ready for rounds of up to so many tokens
     ) -> None:
         self.model = model
         self.config = model.config
@@ -67,6 +68,9 @@ class PagedRunner:
         self.step = step(model, self.pages)
         self._slots: dict[int, _Slot] = {}
         self._free: list[int] = []
+        if warmup:
+            with torch.inference_mode():
+                self.step.warm_up(warmup)
 
     @property
     def room(self) -> int:
@@ -175,6 +179,10 @@ class PagedRunner:
         token, max_prob, ranking = self.step.forward(
             batch, [s.table for s in states], [s.config for s in states]
         )
+        if np.isnan(max_prob).any():
+            raise LopaError(
+                "the model's logits are not numbers: try another dtype, or fetch the weights again"
+            )
         found: dict[int, Found | None] = {}
         end = 0
         pieces = zip(plans, states, batch.first_rows, batch.wanted_counts, strict=True)
@@ -189,12 +197,9 @@ class PagedRunner:
         if found is None:
             return None
         arrays = np.zeros(plan.rows.shape, np.int64), *np.zeros((2, *plan.rows.shape))
+        wanted = np.flatnonzero(plan.wanted)
         for array, values in zip(arrays, found, strict=True):
-            array[plan.wanted] = values
-        if np.isnan(found[1]).any():
-            raise LopaError(
-                "the model's logits are not numbers: try another dtype, or fetch the weights again"
-            )
+            array.reshape(-1)[wanted] = values
         return Stats(*arrays)
 
     @torch.inference_mode()

@@ -47,6 +47,9 @@ class Step:
     def dtype(self) -> torch.dtype:
         return self.pages.keys.dtype
 
+    def warm_up(self, tokens: int) -> None:
+        """Get ready for batches of so many tokens; nothing is to be had here."""
+
     def open(self, slot: int, pages: Sequence[int]) -> None:
         """A slot begins, or has been given other pages."""
         if slot >= len(self.carry):

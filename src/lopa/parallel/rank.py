@@ -127,7 +127,9 @@ class RankLLM(LLM):
             if mesh.backend == "gloo":  # the ranks share this memory
                 tokens = max(1, tokens // mesh.world)
         # Who has room for what must be the same everywhere.
-        local = PagedRunner(self.model, mesh.least(tokens), reuse=reuse, step=step)
+        local = PagedRunner(
+            self.model, mesh.least(tokens), reuse=reuse, step=step, warmup=self._warmup
+        )
         local.step.find = self._find
         self.room = local.room
         return self._kind(local, mesh)

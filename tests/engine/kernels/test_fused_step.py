@@ -14,13 +14,17 @@ from lopa.engine.fused import FusedStep
 from lopa.engine.paged import PagedRunner
 from lopa.engine.quantize import quantize
 
-pytestmark = pytest.mark.engine
+pytestmark = [
+    pytest.mark.engine,
+    # Padding holds whatever was in memory; nothing is read from it.
+    pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
+]
 
 
 @pytest.fixture(autouse=True)
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter runs them one by one."""
-    monkeypatch.setattr("lopa.engine.fused._WAVES", 1)
+    monkeypatch.setattr("lopa.engine.fused._PROGRAMS", 1)
 
 
 def load(name: str) -> LLM:
@@ -80,3 +84,15 @@ def test_int8() -> None:
     quantize(llm.model, "int8")
     config = DecodeConfig(branches=1, block_size=8, max_new_tokens=8, max_rounds=3)
     compare(llm, [[5, 6, 7]], config)
+
+
+def test_what_is_warmed_up_is_what_comes() -> None:
+    llm = load("dream_0")
+    step = FusedStep(llm.model, llm.runner.pages)  # type: ignore[attr-defined]
+    common = set(step._common_sizes(700))
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        tokens = int(generator.integers(1, 701))
+        rows, wanted = generator.integers(1, [min(16, tokens) + 1, tokens + 1]).tolist()
+        assert step._rounded(tokens, rows, wanted, False) in common
+    assert len(common) < 40

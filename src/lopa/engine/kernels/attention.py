@@ -14,10 +14,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lopa.engine.pages import PAGE
 
-SMALL, LARGE = 64, 128  # folded queries a program: small ones until there is plenty to do
+TILE = 64  # folded queries a program
 
 
 class Rows(NamedTuple):
@@ -32,27 +33,22 @@ class Rows(NamedTuple):
     slot: Tensor  # [R]
     blocks: Tensor  # [T]
     table: Tensor  # [slots, most pages a slot] pages of each slot
-    tile: int  # folded queries a tile
 
 
 @triton.jit
-def _scores_step(q, keys, values, seen, scale, best, total, mixed, PRECISE: tl.constexpr):
-    """One tile of keys of the running softmax: keys, values [PAGE, D], seen [TILE, PAGE]."""
-    if PRECISE:
-        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
-    else:
-        scores = tl.dot(q, tl.trans(keys))
-    scores = tl.where(seen, scores * scale, -float("inf"))
-    new = tl.maximum(best, tl.max(scores, 1))
+def _dot(a, b, PRECISE: tl.constexpr):
+    return tl.dot(a, b, input_precision="ieee" if PRECISE else "tf32")
+
+
+@triton.jit
+def _softmax_step(scores, values, scale, best, total, mixed, PRECISE: tl.constexpr):
+    """One tile of keys of the running softmax: scores [TILE, PAGE], values [PAGE, D]."""
+    new = tl.maximum(best, tl.max(scores, 1) * scale)
     safe = tl.where(new == -float("inf"), 0.0, new)  # nothing seen yet
-    weights = tl.exp2(scores - safe[:, None])
+    weights = tl.exp2(scores * scale - safe[:, None])
     rescale = tl.exp2(best - safe)
     total = total * rescale + tl.sum(weights, 1)
-    mixed = mixed * rescale[:, None]
-    if PRECISE:
-        mixed += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-    else:
-        mixed += tl.dot(weights.to(values.dtype), values)
+    mixed = mixed * rescale[:, None] + _dot(weights.to(values.dtype), values, PRECISE)
     return new, total, mixed
 
 
@@ -63,6 +59,8 @@ def _attend(
     v,
     pool_k,  # [S, kv_heads, D]
     pool_v,
+    paged_k,  # the same [S, kv_heads · D] by descriptor, PAGE · D at a time
+    paged_v,
     out,  # [T, heads, D], or with SPLITS > 1 [SPLITS, T, heads, D] in fp32
     lse,  # [SPLITS, T, heads] in fp32, log2
     tile_row,
@@ -117,25 +115,36 @@ def _attend(
     total = tl.zeros([TILE], tl.float32)
     mixed = tl.zeros([TILE, D], tl.float32)
 
-    # The pages: this split's share of them, the window's own positions left out.
+    # The pages: this split's share of them.
     inside_page = tl.arange(0, PAGE)
-    offsets = inside_page[:, None] * (KV_HEADS * D) + head * D + dims[None, :]
     count = tl.cdiv(cached, PAGE)
     share = tl.cdiv(count, SPLITS)
     first = split * share
-    for index in range(first, tl.minimum(first + share, count)):
+    last = tl.minimum(first + share, count)
+    if not PRECISE:  # fp32 goes without: it is for checking, and takes long to compile
+        # Whole pages before the window: every query sees all of them.
+        whole = tl.minimum(last, tl.minimum(cached, start) // PAGE)
+        for index in range(first, whole):
+            page = tl.load(pages + index) * PAGE
+            keys, values = paged_k.load([page, head * D]), paged_v.load([page, head * D])
+            scores = _dot(queries, tl.trans(keys), PRECISE)
+            best, total, mixed = _softmax_step(scores, values, scale, best, total, mixed, PRECISE)
+        first = tl.maximum(first, whole)
+    # The others: the window's own positions are left out.
+    offsets = inside_page[:, None] * (KV_HEADS * D) + head * D + dims[None, :]
+    for index in tl.range(first, last, num_stages=1):
         page = tl.load(pages + index).to(tl.int64) * (PAGE * KV_HEADS * D)
         position = index * PAGE + inside_page
         there = position < cached
         keys = tl.load(pool_k + page + offsets, mask=there[:, None], other=0.0)
         values = tl.load(pool_v + page + offsets, mask=there[:, None], other=0.0)
         seen = there & ((position < start) | (position >= start + length))
-        best, total, mixed = _scores_step(
-            queries, keys, values, live[:, None] & seen[None, :], scale, best, total, mixed, PRECISE
-        )
+        scores = _dot(queries, tl.trans(keys), PRECISE)
+        scores = tl.where(live[:, None] & seen[None, :], scores, -float("inf"))
+        best, total, mixed = _softmax_step(scores, values, scale, best, total, mixed, PRECISE)
     # The window, by the last split.
     window = tl.where(split == SPLITS - 1, length, 0)
-    for at in range(0, window, PAGE):
+    for at in tl.range(0, window, PAGE, num_stages=1):
         column = at + inside_page
         there = column < length
         where = (begin + column).to(tl.int64)
@@ -147,9 +156,8 @@ def _attend(
         )
         block = tl.load(blocks + where, mask=there, other=0)
         seen = there[None, :] & live[:, None] & (block[None, :] <= own_block[:, None])
-        best, total, mixed = _scores_step(
-            queries, keys, values, seen, scale, best, total, mixed, PRECISE
-        )
+        scores = tl.where(seen, _dot(queries, tl.trans(keys), PRECISE), -float("inf"))
+        best, total, mixed = _softmax_step(scores, values, scale, best, total, mixed, PRECISE)
 
     result = mixed / tl.where(total > 0, total, 1.0)[:, None]
     place = (split.to(tl.int64) * tokens + flat) * HEADS + query_head
@@ -213,12 +221,17 @@ def attend(
     if splits > 1:
         parts = torch.empty(splits, tokens, heads, dim, dtype=torch.float32, device=q.device)
         lse = torch.empty(splits, tokens, heads, dtype=torch.float32, device=q.device)
+    paged = [
+        TensorDescriptor.from_tensor(pool.view(len(pool), -1), [PAGE, dim])
+        for pool in (pool_k, pool_v)
+    ]
     _attend[(len(rows.tile_row), kv_heads, splits)](
         q,
         k,
         v,
         pool_k,
         pool_v,
+        *paged,
         parts,
         lse,
         *rows[:7],
@@ -234,10 +247,10 @@ def attend(
         KV_HEADS=kv_heads,
         D=dim,
         PAGE=PAGE,
-        TILE=rows.tile,
+        TILE=TILE,
         SPLITS=splits,
         PRECISE=q.dtype == torch.float32,
-        num_warps=rows.tile // 16,
+        num_warps=4,
         num_stages=3 if q.dtype != torch.float32 else 1,
     )
     if splits > 1:
@@ -246,10 +259,6 @@ def attend(
     return out
 
 
-def tile_size(tokens: int, heads: int) -> int:
-    return LARGE if tokens * heads >= 100 * LARGE else SMALL
-
-
-def most_tiles(tokens: int, rows: int, group: int, tile: int) -> int:
+def most_tiles(tokens: int, rows: int, group: int) -> int:
     """Tiles that a batch of so many tokens and rows can need."""
-    return triton.cdiv(tokens * group, tile) + rows
+    return triton.cdiv(tokens * group, TILE) + rows

@@ -36,13 +36,14 @@ def _survey(
     mask_id,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    DRAWING: tl.constexpr,  # whether any temperature is above 0
 ):
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     if tl.load(settings + row * 4 + 3) < 0:
         return
     heat = tl.load(temperature + row)
-    drawn = heat > 0
+    drawn = heat > 0 if DRAWING else False
     position = tl.load(settings + row * 4)
     turn = tl.load(settings + row * 4 + 1)
     counter = _mix(_mix(position * 0x9E3779B1 + turn) ^ tl.load(settings + row * 4 + 2))
@@ -109,6 +110,7 @@ def _rank(
     stride,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    DRAWING: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -116,6 +118,7 @@ def _rank(
     if ranking <= 0:
         return
     heat = tl.load(temperature + row)
+    drawn = heat > 0 if DRAWING else False
     largest, total, token, _ = _settled(found, tokens, row, PARTS)
     inverse = 1.0 / total
     entropy = 0.0
@@ -126,7 +129,7 @@ def _rank(
         ids = begin + tl.arange(0, BLOCK)
         x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=-float("inf"))
         x = x.to(tl.float32)
-        if heat > 0:
+        if drawn:
             x = x / heat
         if ranking == 1:
             other = tl.maximum(other, tl.max(tl.where(ids == token, -float("inf"), x), 0))
@@ -161,6 +164,8 @@ def confidence(
     temperature: Tensor,  # [N] fp32
     mask_id: int,
     out: Tensor,  # [3, N] int32: token, and the bits of max_prob and ranking in fp32
+    *,
+    drawing: bool = True,  # False: every temperature is 0, which leaves the drawing out
 ) -> None:
     count, vocab = logits.shape
     block = min(4096, triton.next_power_of_2(vocab))
@@ -168,7 +173,7 @@ def confidence(
     found = torch.empty(count, 4, parts, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(count, parts, dtype=torch.int32, device=logits.device)
     shares = torch.empty(count, parts, dtype=torch.float32, device=logits.device)
-    common = {"PARTS": parts, "BLOCK": block, "num_warps": 8}
+    common = {"PARTS": parts, "BLOCK": block, "DRAWING": drawing, "num_warps": 8}
     stride = logits.stride(0)
     _survey[(count, parts)](
         logits, settings, temperature, found, tokens, vocab, stride, mask_id, **common

@@ -1,0 +1,74 @@
+"""The layout of a batch against its description, token by token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lopa.engine.batch import make_batch
+from lopa.sequence import Plan
+
+
+def some_plan(generator: np.random.Generator, index: int) -> Plan:
+    rows, width = generator.integers(1, [5, 9]).tolist()
+    start = int(generator.choice([0, 3, 64]))
+    ends = start + generator.integers(1, width + 1, rows)
+    ends[generator.integers(rows)] = start + width
+    inside = np.arange(start, start + width) < ends[:, None]
+    return Plan(
+        index=index,
+        start=start,
+        cached=int(generator.integers(0, 70)),
+        commit=0,
+        rows=generator.integers(0, 100, (rows, width)),
+        ends=ends,
+        wanted=inside & (generator.random((rows, width)) < 0.5),
+        block_ids=generator.integers(0, 4, width) if generator.random() < 0.5 else None,
+    )
+
+
+@pytest.mark.parametrize("shift", [True, False])
+@pytest.mark.parametrize("seed", range(30))
+def test_every_token_of_every_row(seed: int, shift: bool) -> None:
+    generator = np.random.default_rng(seed)
+    plans = [
+        (int(slot), some_plan(generator, i + 1))
+        for i, slot in enumerate(generator.permutation(9)[: generator.integers(1, 5)])
+    ]
+    batch = make_batch(plans, shift)
+    tokens, positions, blocks, rows, wanted, counts, first_rows = [], [], [], [], [], [], []
+    for slot, plan in plans:
+        first_rows.append(len(rows))
+        before = len(wanted)
+        for row, end in enumerate(plan.ends.tolist()):
+            begin = len(tokens)
+            rows.append((begin, end - plan.start, plan.start, plan.cached, slot))
+            for column in range(end - plan.start):
+                here = len(tokens)
+                if plan.wanted[row, column]:
+                    source = here
+                    if shift and column:
+                        source = here - 1
+                    elif shift and plan.start:
+                        source = -1 - slot
+                    wanted.append((source, plan.start + column, plan.index))
+                tokens.append(plan.rows[row, column])
+                positions.append(plan.start + column)
+                blocks.append(0 if plan.block_ids is None else plan.block_ids[column])
+        counts.append(len(wanted) - before)
+    assert batch.size == len(tokens)
+    assert batch.tokens.tolist() == tokens
+    assert batch.positions.tolist() == positions
+    assert batch.blocks.tolist() == blocks
+    columns = (
+        batch.row_begin,
+        batch.row_length,
+        batch.row_start,
+        batch.row_cached,
+        batch.row_slot,
+    )
+    assert list(zip(*(c.tolist() for c in columns), strict=True)) == rows
+    found = batch.wanted_from, batch.wanted_position, batch.wanted_round
+    assert list(zip(*(f.tolist() for f in found), strict=True)) == wanted
+    assert batch.wanted_counts == counts
+    assert batch.first_rows == first_rows
