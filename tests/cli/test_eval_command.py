@@ -20,7 +20,8 @@ def test_json(run: Run, tmp_path: Path) -> None:
     assert found["rounds"] > 0
     assert found["tpf"] == found["tokens"] / found["rounds"]
     assert found["tokens_per_second"] > 0
-    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    head, *rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    assert head["run"]["task"] == "words"
     assert [row["correct"] for row in rows] == [False, False]
 
 
