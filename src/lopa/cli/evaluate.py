@@ -224,7 +224,8 @@ def _table(asked: Benchmark, found: dict[str, Any]) -> Table:
         f"{found['tokens_per_second_top10']:.1f} top 10, {after:.1f} without the first round",
         "tokens/s (paper)": f"{found['tokens_per_second_paper']:.1f}  "
         "(all that was filled, without the first round)",
-        "throughput": f"{found['tokens_per_second_together']:.1f} tokens/s  ({found['batch_size']} at once)",
+        "throughput": f"{found['tokens_per_second_together']:.1f} tokens/s  "
+        f"({found['batch_size']} at once)",
         "latency": f"{found['latency_mean']:.2f} s mean, {found['latency_p50']:.2f} p50, "
         f"{found['latency_p95']:.2f} p95; first round {first:.3f} s of it",
         "unfinished": str(found["unfinished"]),

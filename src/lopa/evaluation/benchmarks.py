@@ -18,6 +18,10 @@ from lopa.evaluation.benchmark import Benchmark, Exercise
 from lopa.evaluation.rows import Row, read_rows
 
 _DREAM_BOS = "<|beginoftext|>"
+_PLUS = (
+    *("task_id", "prompt", "entry_point", "canonical_solution"),
+    *("base_input", "plus_input", "atol"),
+)
 _MATH = "algebra counting_and_prob geometry intermediate_algebra num_theory prealgebra precalc"
 
 
@@ -68,16 +72,8 @@ PROTOCOLS: Mapping[str, Protocol] = {
         score="pass_at_1,none",
         shots=3,
     ),
-    "humaneval+": Protocol(
-        fields=("task_id", "prompt", "entry_point", "canonical_solution", "base_input")
-        + ("plus_input", "atol"),
-        bos="",
-    ),
-    "mbpp+": Protocol(
-        fields=("task_id", "prompt", "entry_point", "canonical_solution", "base_input")
-        + ("plus_input", "atol"),
-        bos="",
-    ),
+    "humaneval+": Protocol(fields=_PLUS, bos=""),
+    "mbpp+": Protocol(fields=_PLUS, bos=""),
 }
 
 

@@ -11,7 +11,6 @@ from math import comb
 from typing import Any
 
 import evaluate
-
 from lopa.evaluation.sandbox import run
 
 

@@ -5,9 +5,10 @@ streams, kernel limits on memory, CPU time, file size, open files and processes,
 that refuses network, processes, signals, every kind of writing to the file system, and reading
 outside the standard library. A child started as root gives up root before the candidate runs, so
 that the process limit holds; it can then import only the modules loaded beforehand if the standard
-library is readable by root alone. A *judge*, trusted code that is loaded before the restrictions,
-may run the candidate in its own way; it brings the folders that it imports from. Where `os.unshare` exists (Python 3.12 and later) the child is
-also moved into an empty network namespace when the kernel allows it.
+library is readable by root alone. Where `os.unshare` exists (Python 3.12 and later) the child is
+also moved into an empty network namespace when the kernel allows it. A *judge*, trusted code that
+is loaded before the restrictions, may run the candidate in its own way; it brings the folders that
+it imports from.
 
 Success is proven by a random token that only the trusted part of the child knows and writes to a
 dedicated pipe after the last line of the code has run. Exiting early, printing, or writing to the
@@ -180,8 +181,8 @@ def run(
 ) -> Outcome:
     """Run code and report whether it reached its end, or satisfied the judge, without an exception.
 
-    Never raises for anything the code does; LopaError when the judge itself cannot run. The child and whatever it started are dead when this
-    returns.
+    Never raises for anything the code does; LopaError when the judge itself cannot run. The child
+    and whatever it started are dead when this returns.
     """
     token = secrets.token_hex(TOKEN_LENGTH // 2).encode()
     try:
