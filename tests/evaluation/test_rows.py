@@ -67,7 +67,7 @@ def test_bad_files(tmp_path: Path, name: str, content: str | None, named: str) -
 )
 def test_bad_requests(tmp_path: Path, name: str, options: dict[str, object], named: str) -> None:
     rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({f: "x" for f in PROTOCOLS[name].fields}) + "\n")
+    rows.write_text(json.dumps(dict.fromkeys(PROTOCOLS[name].fields, "x")) + "\n")
     if "shots_data" in options:
         options = {"shots_data": rows}
     with pytest.raises(ConfigError, match=named):

@@ -22,8 +22,8 @@ from lopa.evaluation.sandbox import Judge, run
 _SYSTEM = "You are an intelligent programming assistant to produce Python algorithmic solutions"
 _USER = "Can you complete the following Python function?\n```python\n{prompt}\n```\n"
 _FENCE = "```"
-_SECONDS = 60.0  # EvalPlus's for all inputs of a problem
-_MEGABYTES = 2048  # address space; numpy's libraries take most of it
+_SECONDS = 2 * 60.0  # EvalPlus's for all inputs of a problem, for the reference and the answer
+_MEGABYTES = 4096  # EvalPlus's
 
 # Runs in the sandbox. The limits on time by input are EvalPlus's.
 _JUDGE = """
@@ -122,5 +122,8 @@ def passes(dataset: str, problem: Row, inputs: str, code: str) -> bool:
     folders = tuple(path for path in sys.path if Path(path).is_absolute() and Path(path).is_dir())
     outcome = run(code, _SECONDS, _MEGABYTES, Judge(_JUDGE, payload, folders))
     if outcome.reason == "Unfit":  # what the answer raises does not come through
-        raise LopaError(f"the reference solution of {problem['task_id']} fails in the sandbox")
+        raise LopaError(
+            f"the reference solution of {problem['task_id']} fails in the sandbox: see that the "
+            "standard library can be read without being root, or leave the row out with --data"
+        )
     return outcome.passed

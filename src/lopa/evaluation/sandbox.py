@@ -88,7 +88,8 @@ def main():
 
     is_root = os.geteuid() == 0
     if is_root:  # what may not be readable any more when it is asked for
-        import cmath, copy, datetime, decimal, fractions, hashlib, json, random, statistics, time
+        import calendar, cmath, colorsys, copy, datetime, decimal, fractions, hashlib, json
+        import random, statistics, textwrap, time, unicodedata
     if hasattr(os, "unshare"):
         try:
             os.unshare(os.CLONE_NEWNET | (0 if is_root else os.CLONE_NEWUSER))
