@@ -179,7 +179,7 @@ def evaluate(
             kept,
             setting="",
             batch_size=batch_size,
-            tick=lambda: progress(len(kept.kept), total),
+            tick=lambda: progress(len(kept.samples), total),
         )
     found = report(asked, config, kept.of(""), batch_size)
     if as_json:

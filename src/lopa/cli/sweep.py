@@ -44,7 +44,7 @@ def run_sweep(
     file = SampleFile(folder / "samples.jsonl", run | {"host": host(llm)})
     progress, bar = progress_bar(benchmark.title)
     with bar:
-        sweep.run(llm, file, batch_size, lambda: progress(len(file.kept), sweep.answers))
+        sweep.run(llm, file, batch_size, lambda: progress(len(file.samples), sweep.answers))
     report = {**run, "host": host(llm), "batch_size": batch_size, **sweep.report(file)}
     write_lines(folder / "report.json", [json.dumps(report, ensure_ascii=False, indent=1)])
     pictures = draw_sweep(report, folder)

@@ -59,7 +59,7 @@ def answer(
 ) -> None:
     """Decode and score the exercises that have no sample of this setting yet."""
     asked = benchmark.exercises
-    todo = [i for i in range(len(asked)) if (setting, i) not in samples.kept]
+    todo = [i for i in range(len(asked)) if (setting, i) not in samples.samples]
     prompts = [asked[i].encode(llm, benchmark.bos) for i in todo]
     began = time.perf_counter()
     for index, output in llm.generate_together(prompts, config, max_running=batch_size):
@@ -69,7 +69,7 @@ def answer(
         right = next(iter(scores.values()))
         more = scores if len(scores) > 1 else None
         sample = make_sample(setting, number, right, output, elapsed=elapsed, scores=more)
-        samples.add(sample)
+        samples.add([sample])
         tick()
         began = time.perf_counter()  # nothing is decoded while an answer is scored
 

@@ -131,14 +131,15 @@ class Samples:
     """The samples of a run, by setting and problem."""
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[str, int], Sample] = {}
+        self.samples: dict[tuple[str, int], Sample] = {}
 
-    def add(self, sample: Sample) -> None:
-        self.kept[sample.setting, sample.problem] = sample
+    def add(self, samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            self.samples[sample.setting, sample.problem] = sample
 
     def of(self, setting: str) -> list[Sample]:
         """In the order of the problems, however they came."""
-        those = (s for s in self.kept.values() if s.setting == setting)
+        those = (s for s in self.samples.values() if s.setting == setting)
         return sorted(those, key=lambda s: s.problem)
 
 
@@ -157,19 +158,20 @@ class SampleFile(Samples):
             )
         try:
             for line in whole[1:]:
-                super().add(Sample(**_tuples(json.loads(line))))
+                super().add([Sample(**_tuples(json.loads(line)))])
         except (ValueError, TypeError) as error:
             raise LopaError(f"{path} is no file of samples ({error}): remove it") from None
         text = "".join(line + "\n" for line in whole or [head])
         if not lines or lines[-1]:
             path.write_text(text, encoding="utf-8")
 
-    def add(self, sample: Sample) -> None:
+    def add(self, samples: Sequence[Sample]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(sample), ensure_ascii=False) + "\n")
+            for sample in samples:
+                file.write(json.dumps(asdict(sample), ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        super().add(sample)
+        super().add(samples)
 
 
 def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
