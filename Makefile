@@ -36,11 +36,15 @@ $(VENV)/.ray: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev,ray]'
 	touch $@
 
+# lm-evaluation-harness and EvalPlus on local files.
 test-harness: $(VENV)/.harness
-	$(BIN)/python -m pytest tests/evaluation/test_harness.py -m harness
+	$(BIN)/python -m pytest tests/evaluation -m harness -n 2 --dist worksteal
 
+# EvalPlus without its clients of paid services, which want an older protobuf than Ray has.
+EVALPLUS_NEEDS := appdirs fire multipledispatch psutil tempdir termcolor tree-sitter tree-sitter-python wget
 $(VENV)/.harness: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev,harness]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev,harness]' $(EVALPLUS_NEEDS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps evalplus
 	touch $@
 
 # Known vulnerabilities of the versions in use, where PyPI can be asked.

@@ -77,7 +77,7 @@ def work(args: argparse.Namespace, jobs: Queue[Any], results: Queue[Any]) -> Non
             seed=args.seed,
             batch_size=args.batch_size,
         )
-        results.put(job | {"report": report.summary()})
+        results.put(job | {"report": report})
     results.put(None)
 
 

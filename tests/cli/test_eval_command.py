@@ -20,8 +20,24 @@ def test_json(run: Run, tmp_path: Path) -> None:
     assert found["rounds"] > 0
     assert found["tpf"] == found["tokens"] / found["rounds"]
     assert found["tokens_per_second"] > 0
-    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    head, *rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    assert head["run"]["task"] == "words"
     assert [row["correct"] for row in rows] == [False, False]
+
+
+def test_a_run_goes_on_where_it_was(run: Run, tmp_path: Path) -> None:
+    samples = tmp_path / "samples.jsonl"
+    asked = ("eval", "words", *FAST, *ROOM, "--samples", str(samples), "--json")
+    whole = json.loads(run(*asked).out)
+    lines = samples.read_text().splitlines(keepends=True)
+    samples.write_text("".join(lines[:2]) + lines[2][:20])  # cut short by a stop
+    again = json.loads(run(*asked).out)
+    assert samples.read_text().startswith("".join(lines[:2]))
+    for found in (whole, again):
+        assert found["tokens_per_second_max"] >= found["tokens_per_second_top10"]
+        assert found["latency_p95"] >= found["latency_p50"] >= found["first_round_seconds"]
+    same = ("accuracy", "interval", "tokens", "rounds", "tpf", "tpf_paper", "settings", "asked")
+    assert {n: whole[n] for n in same} == {n: again[n] for n in same}
 
 
 def test_table(run: Run) -> None:
@@ -38,6 +54,12 @@ def test_table(run: Run) -> None:
         (("words", "--split", "test"), "no split 'test'"),
         (("words", "--limit", "0"), "limit must be at least 1"),
         (("words", "--batch-size", "0"), "batch-size must be at least 1"),
+        (("words", "--data", "rows.jsonl"), "--data goes with a benchmark"),
+        (("words", "--shots", "2"), "--shots goes with a benchmark"),
+        (("words", "--no-chat"), "--chat goes with a benchmark"),
+        (("gsm8k", "--split", "eval"), "gsm8k has no --split"),
+        (("gsm8k", "--chat"), "no chat template"),
+        (("gsm8k", "--data", "absent.jsonl"), "cannot read absent.jsonl"),
         (("words", "--decoder", "d2f", "--branches", "2"), "branches is not used"),
     ],
 )

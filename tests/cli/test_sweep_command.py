@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cli_support import Run
 
-from lopa.evaluation import sweep as sweeps
+from lopa.evaluation import evaluate as evaluation
 from lopa.evaluation.sample import Sample
 
 FAST = ("--model", "dummy:dream-tiny", "--limit", "2", "--max-new-tokens", "8", "--block-size", "4")
@@ -30,15 +30,15 @@ def test_interrupted_and_run_again(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert run("eval", "words", *FAST, *AXES, "--out", str(whole)).code == 0
 
-    real, made = sweeps.make_sample, []
+    real, made = evaluation.make_sample, []
 
-    def interrupt(*arguments: Any) -> Sample:
+    def interrupt(*arguments: Any, **more: Any) -> Sample:
         if len(made) == 3:
             raise KeyboardInterrupt
-        made.append(real(*arguments))
+        made.append(real(*arguments, **more))
         return made[-1]
 
-    monkeypatch.setattr(sweeps, "make_sample", interrupt)
+    monkeypatch.setattr(evaluation, "make_sample", interrupt)
     assert run("eval", "words", *FAST, *AXES, "--out", str(parts)).code == 130
     monkeypatch.undo()
     samples = parts / "samples.jsonl"

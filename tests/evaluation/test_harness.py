@@ -1,4 +1,4 @@
-"""lm-evaluation-harness with this engine, offline, on a local file of ten rows."""
+"""lm-evaluation-harness's own command with this engine, offline, on local files of ten rows."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.harness
+pytestmark = [pytest.mark.harness, pytest.mark.filterwarnings("ignore")]
 
 TASK = """
-task: ten_rows
+task: {name}
 dataset_path: json
 dataset_kwargs:
   data_files:
@@ -37,32 +39,71 @@ doc_to_target: 0
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "target", "metric"),
-    [("generate_until", GENERATE, "exact_match"), ("multiple_choice", CHOOSE, "acc")],
-)
-def test_their_command(tmp_path: Path, kind: str, target: str, metric: str) -> None:
+def test_answers_likelihoods_and_code(tmp_path: Path) -> None:
+    """Code is scored without the download of its metric."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text(
         "".join(json.dumps({"prompt": f"{i}+1=", "answer": "?"}) + "\n" for i in range(10))
     )
-    text = TASK.format(rows=rows, kind=kind, target=target, metric=metric)
-    (tmp_path / "ten_rows.yaml").write_text(text)
+    wanted = {
+        "told": ("generate_until", GENERATE, "exact_match"),
+        "chosen": ("multiple_choice", CHOOSE, "acc"),
+    }
+    tasks = {
+        name: TASK.format(name=name, rows=rows, kind=kind, target=target, metric=metric)
+        for name, (kind, target, metric) in wanted.items()
+    }
+    room = "generation_kwargs:\n  max_gen_toks: 8\n"  # the model's weights are random
+    tasks["code"] = local("humaneval", "code", room)
     arguments = "model=dummy:dream-tiny,block_size=8,branches=2,draws=2"
+    found = theirs(tmp_path, tasks, arguments, "--confirm_run_unsafe_code")
+    assert found["told"]["exact_match,none"] == 0.0
+    assert 0.0 <= found["chosen"]["acc,none"] <= 1.0
+    assert found["code"]["pass@1,create_test"] == 0.0
+
+
+def test_examples_as_turns_of_a_chat(tmp_path: Path) -> None:
+    tasks = {"chat": local("gsm8k", "chat", "fewshot_split: test\n")}
+    chat = ("--apply_chat_template", "--fewshot_as_multiturn", "true")
+    found = theirs(tmp_path, tasks, "model=tiny,max_new_tokens=8,block_size=4", *chat)
+    assert found["chat"]["exact_match,strict-match"] == 0.0
+    (samples,) = (tmp_path / "out").rglob("samples_*.jsonl")
+    asked = json.loads(samples.read_text().splitlines()[0])["arguments"]["gen_args_0"]["arg_0"]
+    assert asked.count('"role": "assistant"') == 5  # the task's own number of examples
+
+
+def local(task: str, name: str, more: str = "") -> str:
+    """A task of the harness, under another name, on ten rows of our own."""
+    import lm_eval.tasks
+
+    path = Path(lm_eval.tasks.__file__).parent / task / f"{task}.yaml"
+    rows = Path(__file__).parent / "rows" / f"{task}.jsonl"
+    files = f"dataset_kwargs:\n  data_files:\n    test: {rows}\n"
+    data = f"dataset_path: json\ndataset_name: null\n{files}{more}"
+    return f"include: {path}\ntask: {name}\n{data}"
+
+
+def theirs(
+    folder: Path, tasks: Mapping[str, str], arguments: str, *more: str
+) -> Mapping[str, Mapping[str, Any]]:
+    """What the harness's command says of tasks that have ten rows each."""
+    for name, text in tasks.items():
+        (folder / f"{name}.yaml").write_text(text)
+    offline = {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [
             *(sys.executable, "-W", "ignore", "-m", "lopa.evaluation.harness"),
-            *("--model", "lopa", "--model_args", arguments, "--tasks", "ten_rows"),
-            *("--include_path", str(tmp_path), "--output_path", str(tmp_path / "out")),
-            *("--batch_size", "4", "--device", "cpu", "--log_samples"),
+            *("--model", "lopa", "--model_args", arguments, "--tasks", ",".join(tasks)),
+            *("--include_path", str(folder), "--output_path", str(folder / "out")),
+            *("--batch_size", "4", "--device", "cpu", "--log_samples", *more),
         ],
-        env={**os.environ, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, **offline, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    (found,) = (tmp_path / "out").rglob("results_*.json")
-    results = json.loads(found.read_text())
-    assert results["n-samples"]["ten_rows"]["effective"] == 10
-    value = results["results"]["ten_rows"][f"{metric},none"]
-    assert value == 0.0 if metric == "exact_match" else 0.0 <= value <= 1.0
+    (found,) = (folder / "out").rglob("results_*.json")
+    said = json.loads(found.read_text())
+    assert {n: said["n-samples"][n]["effective"] for n in tasks} == dict.fromkeys(tasks, 10)
+    results: dict[str, dict[str, Any]] = said["results"]
+    return results

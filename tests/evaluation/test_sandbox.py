@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lopa.evaluation.sandbox import run
+from lopa.errors import LopaError
+from lopa.evaluation.sandbox import Judge, run
 
 FRAME_SEARCH = """
 try:
@@ -18,6 +19,15 @@ except ZeroDivisionError as error:
             if isinstance(value, bytes):
                 __import__("os").write(3, value)
         frame = frame.f_back
+"""
+JUDGE = """
+def prepare(payload):
+    wanted = int(payload)
+    def judge(code):
+        names = {}
+        exec(code, names)
+        assert names["x"] == wanted
+    return judge
 """
 WRITE_TO_EVERY_PIPE = """
 import os
@@ -136,3 +146,19 @@ def test_a_run_is_fast() -> None:
     for _ in range(5):
         assert run("assert True").passed
     assert time.monotonic() - start < 5 * 0.5
+
+
+def test_a_judge_runs_the_code() -> None:
+    judge = Judge(JUDGE, b"7", ())
+    assert run("x = 7", judge=judge).passed
+    assert run("x = 8", judge=judge).reason == "AssertionError"
+    assert run("y = 7", judge=judge).reason == "KeyError"
+    for code in (FRAME_SEARCH, WRITE_TO_EVERY_PIPE, "open('file', 'w')", "import os\nos.fork()"):
+        assert not run(code, judge=judge).passed
+
+
+def test_a_judge_that_cannot_run_is_an_error() -> None:
+    with pytest.raises(LopaError, match="ValueError"):
+        run("x = 7", judge=Judge(JUDGE, b"seven", ()))
+    with pytest.raises(LopaError, match="No module named 'absent'"):
+        run("x = 7", judge=Judge("import absent", b"", ()))

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,7 +14,7 @@ from lopa.evaluation.draw import Draw, digest, is_held_out
 from lopa.evaluation.functions_code import Code
 from lopa.evaluation.phrases import Habit, Habits
 from lopa.evaluation.problem import Problem
-from lopa.evaluation.tasks import SPLITS, TASKS, generate, score, score_all
+from lopa.evaluation.tasks import SPLITS, TASKS, generate, score
 from lopa.evaluation.words_answer import Answer
 
 TASK_NAMES = tuple(TASKS)
@@ -147,7 +148,8 @@ def test_reference_answers_of_functions_are_right(split: str) -> None:
 @pytest.mark.parametrize("split", SPLITS)
 def test_reference_answers_of_functions_score_in_the_sandbox(split: str) -> None:
     chosen = problems("functions", split, 15)
-    assert all(score_all(chosen, [problem.answer for problem in chosen]))
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(score, chosen, [problem.answer for problem in chosen]))
 
 
 def test_every_structure_is_right_in_every_shape() -> None:
@@ -210,7 +212,7 @@ def test_truncated_and_wrong_answers_do_not_score() -> None:
         problem = generate("functions", seed, "eval")
         head = problem.answer.splitlines()[0]
         wrong = ["", head, problem.answer + "\n))", "pass", f"{head}\n    return object()"]
-        assert score_all([problem] * len(wrong), wrong) == [False] * len(wrong)
+        assert not any(score(problem, text) for text in wrong)
 
 
 def test_unknown_split_is_refused() -> None:

@@ -1,14 +1,14 @@
-"""`lopa eval`: accuracy and tokens per forward on a built-in task."""
+"""`lopa eval`: accuracy and tokens per forward on a built-in task or a public benchmark."""
 
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lopa.cli.bench import host
 from lopa.cli.model import load
 from lopa.cli.options import (
     AdapterOption,
@@ -20,37 +20,80 @@ from lopa.cli.options import (
     PresetOption,
     QuantizeOption,
     decode_config,
+    default_model,
     with_decoding,
 )
-from lopa.cli.sweep import run_sweep
-from lopa.cli.terminal import notes
+from lopa.cli.sweep import progress_bar, run_sweep
 from lopa.errors import ConfigError
-from lopa.writing import check_writable, write_lines
+from lopa.evaluation.benchmarks import PROTOCOLS, benchmark
+from lopa.writing import check_writable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from lopa.evaluation.evaluate import Report
+    from lopa.evaluation.benchmark import Benchmark
 
-_ROOM = 160  # new tokens: what an answer to a built-in task may need
+_LIMIT = 500  # problems of a built-in task, of which there is no end
+_SPLIT = "eval"
 
 
 @with_decoding("seed")
 def evaluate(
-    task: Annotated[str, typer.Argument(help="words or functions.")],
+    task: Annotated[str, typer.Argument(help=f"words, functions, {', '.join(PROTOCOLS)}.")],
     decoding: Given,
     more: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME=V,V]...", help="More for --sweep.")
     ] = None,
-    limit: Annotated[int, typer.Option(help="How many problems.")] = 500,
-    seed: Annotated[int, typer.Option(help="Which problems; also for drawing.")] = 0,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            help=f"How many problems (default: {_LIMIT} of a task, all of a benchmark).",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Which problems of a task; also for drawing.")] = 0,
     split: Annotated[
-        str,
-        typer.Option(help="eval: structures of training, new numbers; held-out: new structures."),
-    ] = "eval",
+        str | None,
+        typer.Option(
+            help="Of a task: eval (structures of training, new numbers) or held-out (new "
+            f"structures) (default: {_SPLIT}).",
+            show_default=False,
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Rows of a benchmark as JSON, JSON Lines or Parquet (default: those on the hub).",
+        ),
+    ] = None,
+    shots: Annotated[
+        int | None,
+        typer.Option(help="Examples before a benchmark's question (default: as the paper's)."),
+    ] = None,
+    shots_data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Rows that the examples are drawn from (default: others of --data).",
+        ),
+    ] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--no-chat",
+            help="Ask a benchmark through the model's chat template (default: as the paper did, "
+            "if there is one).",
+            show_default=False,
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Problems decoded at once.")] = 1,
     samples: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write every answer as JSON Lines.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Every answer as JSON Lines; a run that was stopped goes on there.",
+        ),
     ] = None,
     sweep: Annotated[
         list[str] | None,
@@ -75,89 +118,117 @@ def evaluate(
     preset: PresetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Score a decoder on a built-in task: accuracy, tokens per forward, tokens per second."""
-    room = {} if preset or "max_new_tokens" in decoding else {"max_new_tokens": _ROOM}
+    """Score a decoder on a task or benchmark: accuracy, tokens per forward, tokens per second."""
+    if batch_size < 1:
+        raise ConfigError(f"batch-size must be at least 1: got {batch_size}")
+    if sweep and samples is not None:
+        raise ConfigError("a sweep keeps its samples in its folder: leave --samples out")
+    if not sweep and (more or out is not None):
+        raise ConfigError(f"{(more or ['--out'])[0]} goes with --sweep: give both, or neither")
+    if samples is not None:
+        check_writable(samples, "samples")
+    if task in PROTOCOLS:
+        if split is not None:
+            raise ConfigError(f"{task} has no --split: leave it out")
+        asked = benchmark(
+            task,
+            chat=_has_template(model, chat) if PROTOCOLS[task].chat or chat else False,
+            data=data,
+            shots=shots,
+            shots_data=shots_data,
+            limit=limit,
+        )
+    else:
+        from lopa.evaluation.evaluate import built_in
+        from lopa.evaluation.tasks import TASKS
+
+        if task not in TASKS:
+            known = ", ".join((*TASKS, *PROTOCOLS))
+            raise ConfigError(f"no task {task!r}: choose from {known}")
+        asked = built_in(task, split or _SPLIT, _LIMIT if limit is None else limit, seed)
+        strange = {"--data": data, "--shots": shots, "--shots-data": shots_data, "--chat": chat}
+        for option, value in strange.items():
+            if value is not None:
+                raise ConfigError(f"{option} goes with a benchmark: {', '.join(PROTOCOLS)}")
+    given = {**asked.options(decoding, preset), "seed": seed}
     if sweep:
-        if samples is not None:
-            raise ConfigError("a sweep keeps its samples in its folder: leave --samples out")
         run_sweep(
             [*sweep, *(more or [])],
-            lambda o: decode_config(model, {**room, **decoding, "seed": seed, **o}, preset),
+            lambda o: decode_config(model, {**given, **o}, preset),
             lambda: load(model, adapter, device, dtype, quantize),
-            task=task,
-            split=split,
-            limit=limit,
-            seed=seed,
-            batch_size=_checked(batch_size),
+            benchmark=asked,
+            batch_size=batch_size,
             out=out,
             as_json=as_json,
         )
         return
-    if more or out is not None:
-        raise ConfigError(f"{(more or ['--out'])[0]} goes with --sweep: give both, or neither")
-    config = decode_config(model, {**room, **decoding, "seed": seed}, preset)
-    from lopa.evaluation.evaluate import evaluate as run
-    from lopa.evaluation.evaluate import problems
+    config = decode_config(model, given, preset)
+    from lopa.evaluation.evaluate import answer, report
+    from lopa.evaluation.sample import SampleFile, Samples
 
-    _checked(batch_size)
-    if samples is not None:
-        check_writable(samples, "samples")
-    problems(task, split, 1, seed)  # a wrong name is found before the model is loaded
     llm = load(model, adapter, device, dtype, quantize)
-    console = notes()
-    from rich.progress import Progress
-
-    bar = Progress(console=console, transient=True)
-    job = bar.add_task(f"{task} ({split})", total=limit)
-    with bar if console.is_terminal else nullcontext():
-        report, found = run(
+    run = {**asked.described(), "settings": config.settings(), "host": host(llm)}
+    kept = Samples() if samples is None else SampleFile(samples, run)
+    progress, bar = progress_bar(asked.title)
+    total = len(asked.exercises)
+    with bar:
+        answer(
             llm,
-            task,
+            asked,
             config,
-            split=split,
-            limit=limit,
-            seed=seed,
+            kept,
+            setting="",
             batch_size=batch_size,
-            progress=lambda done, total: bar.update(job, completed=done, total=total),
+            tick=lambda: progress(len(kept.samples), total),
         )
-    if samples is not None:
-        rows = [
-            {"prompt": p.prompt, "text": o.text, "correct": right, **_figures(o)}
-            for p, o, right in found
-        ]
-        write_lines(samples, (json.dumps(row, ensure_ascii=False) for row in rows))
+    found = report(asked, config, kept.of(""), batch_size)
     if as_json:
-        print(json.dumps(report.summary(), ensure_ascii=False))
+        print(json.dumps({**found, "host": host(llm)}, ensure_ascii=False))
         return
     from rich.console import Console
 
-    Console(highlight=False, markup=False).print(_table(report))
+    Console(highlight=False, markup=False).print(_table(asked, found))
 
 
-def _checked(batch_size: int) -> int:
-    if batch_size < 1:
-        raise ConfigError(f"batch-size must be at least 1: got {batch_size}")
-    return batch_size
+def _has_template(model: str | None, chat: bool | None) -> bool:
+    """Whether to ask by chat, where the model can be asked so."""
+    from lopa.models.checkpoint import DUMMY
+    from lopa.models.files import resolve
+    from lopa.models.tokenizer import Tokenizer
+
+    name = model or default_model()
+    tokenizer = None if name.startswith(DUMMY) else Tokenizer.from_folder(resolve(name))
+    has = tokenizer is not None and tokenizer.chat_template is not None
+    if chat and not has:
+        raise ConfigError("this model has no chat template: leave --chat out")
+    return has if chat is None else chat
 
 
-def _figures(output: Any) -> dict[str, Any]:
-    return {"rounds": output.rounds, "tokens": output.tokens, "finish": output.finish}
-
-
-def _table(report: Report) -> Table:
+def _table(asked: Benchmark, found: dict[str, Any]) -> Table:
     from rich import box
     from rich.table import Table
 
-    low, high = report.interval
+    low, high = found["interval"]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="dim", show_header=False)
+    first, after = found["first_round_seconds"], found["tokens_per_second_after_first"]
     rows = {
-        "task": f"{report.task}, {report.split}, {report.problems} problems, seed {report.seed}",
-        "decoder": report.decoder,
-        "accuracy": f"{report.accuracy:.1%}  (95 % interval {low:.1%} … {high:.1%})",
-        "TPF": f"{report.tpf:.2f}  (to the end of text, over all rounds)",
-        "rounds": f"{report.rounds / report.problems:.1f} a problem",
-        "tokens/s": f"{report.tokens / report.seconds:.1f}  ({report.batch_size} at once)",
-        "unfinished": str(report.unfinished),
+        "task": asked.title,
+        "decoder": found["decoder"],
+        "accuracy": f"{found['accuracy']:.1%}  (95 % interval {low:.1%} … {high:.1%})",
+        **{f"  {name}": f"{share:.1%}" for name, share in found["scores"].items()},
+        "TPF": f"{found['tpf']:.2f}  (to the end of text, over all rounds)",
+        "TPF (paper)": f"{found['tpf_paper']:.2f}  (all that was filled, over rounds + 1)",
+        "rounds": f"{found['rounds'] / found['problems']:.1f} a problem",
+        "tokens/s": f"{found['tokens_per_second']:.1f} mean, "
+        f"{found['tokens_per_second_max']:.1f} max, "
+        f"{found['tokens_per_second_top10']:.1f} top 10, {after:.1f} without the first round",
+        "tokens/s (paper)": f"{found['tokens_per_second_paper']:.1f}  "
+        "(all that was filled, without the first round)",
+        "throughput": f"{found['tokens_per_second_together']:.1f} tokens/s  "
+        f"({found['batch_size']} at once)",
+        "latency": f"{found['latency_mean']:.2f} s mean, {found['latency_p50']:.2f} p50, "
+        f"{found['latency_p95']:.2f} p95; first round {first:.3f} s of it",
+        "unfinished": str(found["unfinished"]),
     }
     for name, value in rows.items():
         table.add_row(name, value)

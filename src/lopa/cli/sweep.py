@@ -16,6 +16,7 @@ from lopa.writing import write_lines
 if TYPE_CHECKING:
     from lopa.config import DecodeConfig
     from lopa.engine.llm import LLM
+    from lopa.evaluation.benchmark import Benchmark
 
 
 def run_sweep(
@@ -23,15 +24,11 @@ def run_sweep(
     configure: Callable[[Mapping[str, Any]], DecodeConfig],  # of the options of a combination
     load: Callable[[], LLM],
     *,
-    task: str,
-    split: str,
-    limit: int,
-    seed: int,
+    benchmark: Benchmark,
     batch_size: int,
     out: Path | None,
     as_json: bool,
 ) -> None:
-    from lopa.evaluation.evaluate import problems
     from lopa.evaluation.page import HEADS, make_page, rows
     from lopa.evaluation.plots import draw_sweep, require_plots
     from lopa.evaluation.sample import SampleFile
@@ -39,19 +36,19 @@ def run_sweep(
 
     axes = parse_axes(words)
     settings = {setting_name(o): configure(o).settings() for o in combinations(axes)}
-    sweep = Sweep(task, problems(task, split, limit, seed), axes, configure)
+    sweep = Sweep(benchmark, axes, configure)
     require_plots()
-    folder = make_folder(out or Path(f"sweep-{task}"))
+    folder = make_folder(out or Path(f"sweep-{benchmark.name}"))
     llm = load()
-    run = {"task": task, "split": split, "problems": limit, "seed": seed, "settings": settings}
+    run = {**benchmark.described(), "settings": settings}
     file = SampleFile(folder / "samples.jsonl", run | {"host": host(llm)})
-    progress, bar = progress_bar(f"{task} ({split})")
+    progress, bar = progress_bar(benchmark.title)
     with bar:
-        sweep.run(llm, file, batch_size, progress)
+        sweep.run(llm, file, batch_size, lambda: progress(len(file.samples), sweep.answers))
     report = {**run, "host": host(llm), "batch_size": batch_size, **sweep.report(file)}
     write_lines(folder / "report.json", [json.dumps(report, ensure_ascii=False, indent=1)])
     pictures = draw_sweep(report, folder)
-    title = f"{task} ({split}), {limit} problems, seed {seed}"
+    title = benchmark.title
     said = [
         ", ".join(f"{name} {value}" for name, value in report["host"].items()),
         *(

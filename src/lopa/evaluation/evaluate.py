@@ -1,64 +1,24 @@
-"""Accuracy and parallelism of one setting on one task.
+"""Decode the exercises of a benchmark, score the answers, and report on them.
 
-A report counts over all problems together: `tpf` is tokens (up to and including the end of text)
-over rounds (the first one included), and the accuracy's interval is Wilson's at 95 %.
+Everything a report says is read from the samples, so a run that was interrupted and run again
+reports the same as one that was not.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from lopa.config import DecodeConfig
 from lopa.engine.llm import LLM
-from lopa.engine.session import Output
 from lopa.errors import ConfigError
 from lopa.evaluation import tasks
+from lopa.evaluation.benchmark import Benchmark, Exercise
 from lopa.evaluation.problem import Problem
-from lopa.evaluation.wilson import wilson
+from lopa.evaluation.sample import Sample, Samples, figures, make_sample
 
-Progress = Callable[[int, int], None]  # problems done, problems in all
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    task: str
-    split: str
-    seed: int
-    problems: int
-    correct: int
-    tokens: int
-    tokens_paper: int
-    rounds: int
-    seconds: float
-    unfinished: int  # answers cut off before their end of text
-    batch_size: int
-    decoder: str
-    settings: dict[str, Any]
-
-    @property
-    def accuracy(self) -> float:
-        return self.correct / self.problems
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        return wilson(self.correct, self.problems)
-
-    @property
-    def tpf(self) -> float:
-        return self.tokens / self.rounds
-
-    def summary(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        return asdict(self) | {
-            "accuracy": self.accuracy,
-            "interval": list(self.interval),
-            "tpf": self.tpf,
-            "tpf_paper": self.tokens_paper / (self.rounds + self.problems),
-            "tokens_per_second": self.tokens / self.seconds,
-        }
+Tick = Callable[[], None]  # called after every answer
 
 
 def problems(task: str, split: str, limit: int, seed: int) -> list[Problem]:
@@ -72,6 +32,62 @@ def problems(task: str, split: str, limit: int, seed: int) -> list[Problem]:
     return [tasks.generate(task, seed * 1_000_003 + i, split) for i in range(limit)]
 
 
+def built_in(task: str, split: str, limit: int, seed: int) -> Benchmark:
+    """Problems of a built-in task."""
+
+    def exercise(problem: Problem) -> Exercise:
+        return Exercise(problem.prompt, lambda text: {"correct": tasks.score(problem, text)})
+
+    return Benchmark(
+        name=task,
+        exercises=[exercise(problem) for problem in problems(task, split, limit, seed)],
+        title=f"{task}, {split}, {limit} problems, seed {seed}",
+        facts={"split": split, "seed": seed},
+        room=tasks.ROOM,
+    )
+
+
+def answer(
+    llm: LLM,
+    benchmark: Benchmark,
+    config: DecodeConfig,
+    samples: Samples,
+    *,
+    setting: str,
+    batch_size: int,
+    tick: Tick,
+) -> None:
+    """Decode and score the exercises that have no sample of this setting yet."""
+    asked = benchmark.exercises
+    todo = [i for i in range(len(asked)) if (setting, i) not in samples.samples]
+    prompts = [asked[i].encode(llm, benchmark.bos) for i in todo]
+    began = time.perf_counter()
+    for index, output in llm.generate_together(prompts, config, max_running=batch_size):
+        elapsed = time.perf_counter() - began
+        number = todo[index]
+        scores = asked[number].score(output.text)
+        right = next(iter(scores.values()))
+        more = scores if len(scores) > 1 else None
+        sample = make_sample(setting, number, right, output, elapsed=elapsed, scores=more)
+        samples.add([sample])
+        tick()
+        began = time.perf_counter()  # nothing is decoded while an answer is scored
+
+
+def report(
+    benchmark: Benchmark, config: DecodeConfig, samples: list[Sample], batch_size: int
+) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        **benchmark.described(),
+        **figures(samples),
+        "seconds": sum(sample.elapsed for sample in samples),
+        "batch_size": batch_size,
+        "decoder": config.decoder,
+        "settings": config.settings(),
+    }
+
+
 def evaluate(
     llm: LLM,
     task: str,
@@ -81,33 +97,10 @@ def evaluate(
     limit: int,
     seed: int,
     batch_size: int,
-    progress: Progress | None = None,
-) -> tuple[Report, list[tuple[Problem, Output, bool]]]:
-    """Decode and score; returns the report and every sample."""
-    asked = problems(task, split, limit, seed)
-    began = time.perf_counter()
-    outputs: dict[int, Output] = {}
-    prompts = [problem.prompt for problem in asked]
-    for index, output in llm.generate_together(prompts, config, max_running=batch_size):
-        outputs[index] = output
-        if progress:
-            progress(len(outputs), len(asked))
-    seconds = time.perf_counter() - began
-    answers = [outputs[i] for i in range(len(asked))]
-    scores = tasks.score_all(asked, [answer.text for answer in answers])
-    report = Report(
-        task=task,
-        split=split,
-        seed=seed,
-        problems=len(asked),
-        correct=sum(scores),
-        tokens=sum(answer.tokens for answer in answers),
-        tokens_paper=sum(answer.tokens_paper for answer in answers),
-        rounds=sum(answer.rounds for answer in answers),
-        seconds=seconds,
-        unfinished=sum(answer.finish not in ("eos", "stop") for answer in answers),
-        batch_size=batch_size,
-        decoder=config.decoder,
-        settings=config.settings(),
-    )
-    return report, list(zip(asked, answers, scores, strict=True))
+) -> tuple[dict[str, Any], list[Sample]]:
+    """The report of one setting on a built-in task, and every sample."""
+    benchmark = built_in(task, split, limit, seed)
+    samples = Samples()
+    answer(llm, benchmark, config, samples, setting="", batch_size=batch_size, tick=lambda: None)
+    found = samples.of("")
+    return report(benchmark, config, found, batch_size), found

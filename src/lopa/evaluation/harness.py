@@ -5,11 +5,13 @@
 takes every option of `lm_eval`. `model_args` are those of `LLM` (model, adapter, dtype,
 quantize) and the fields of `DecodeConfig`, or preset=NAME; batch_size is how many are decoded at
 once. Stop strings and room for the answer are the task's unless they are given; the room is rounded
-up to whole blocks. Chat templates (`--apply_chat_template`) are not supported.
+up to whole blocks. With `--apply_chat_template` the engine applies the model's template. Tasks that
+score code with code_eval run it in this project's sandbox.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
@@ -19,11 +21,15 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 from lopa.config import options_of
-from lopa.engine.llm import LLM
+from lopa.engine.llm import LLM, Prompt
 from lopa.errors import ConfigError
+from lopa.evaluation import code_eval
 from lopa.evaluation.likelihood import log_likelihood
 
 _LLM_OPTIONS = ("adapter", "device", "dtype", "quantize")
+_CHAT = "<|messages|>"  # before messages that pass through the harness as a text
+
+code_eval.install()
 
 
 @register_model("lopa")
@@ -51,6 +57,24 @@ class HarnessLM(LM):  # type: ignore[misc]  # the harness has no types
         self.options = {n: v for n, v in options.items() if v is not None}
         self.config = self.llm.decode_config(preset, **self.options)  # a wrong option shows now
 
+    @property
+    def tokenizer_name(self) -> str:
+        return self.llm.name
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        tokenizer = self.llm.tokenizer
+        if tokenizer is None or tokenizer.chat_template is None or isinstance(chat_template, str):
+            raise ConfigError("this model has no such template: leave --apply_chat_template out")
+        return tokenizer.chat_template
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """A text that holds the messages: the harness passes nothing else on."""
+        if not add_generation_prompt:
+            raise ConfigError("a task that begins the answer cannot be asked by chat")
+        return _CHAT + json.dumps(chat_history, ensure_ascii=False)
+
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         answers = [""] * len(requests)
         kinds: dict[str, list[int]] = {}  # requests that ask for the same
@@ -58,7 +82,7 @@ class HarnessLM(LM):  # type: ignore[misc]  # the harness has no types
             kinds.setdefault(repr(request.args[1]), []).append(index)
         for indices in kinds.values():
             config = self._config(requests[indices[0]].args[1])
-            prompts = [requests[i].args[0] for i in indices]
+            prompts = [_prompt(requests[i].args[0]) for i in indices]
             outputs = self.llm.generate_together(prompts, config, max_running=self.at_once)
             for place, output in outputs:
                 answers[indices[place]] = output.text
@@ -78,7 +102,8 @@ class HarnessLM(LM):  # type: ignore[misc]  # the harness has no types
         return [self._likelihood("\n", request.args[0])[0] for request in requests]
 
     def _likelihood(self, context: str, continuation: str) -> tuple[float, bool]:
-        before, after = self.llm.encode(context or "\n"), self.llm.encode(continuation)
+        before = self.llm.encode(_prompt(context) or "\n")
+        after = self.llm.encode(continuation)
         return log_likelihood(self.llm, before, after, draws=self.draws)
 
     def _config(self, asked: dict[str, Any]) -> Any:
@@ -93,6 +118,14 @@ class HarnessLM(LM):  # type: ignore[misc]  # the harness has no types
                 room = -(-room // self.config.block_size) * self.config.block_size
             options["max_new_tokens"] = room
         return self.llm.decode_config(self.preset, **options)
+
+
+def _prompt(context: str) -> Prompt:
+    """What `apply_chat_template` made of messages, as messages again; other text as it is."""
+    if not context.startswith(_CHAT):
+        return context
+    messages: list[dict[str, str]] = json.loads(context.removeprefix(_CHAT))
+    return messages
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""One answer of an evaluation as it is kept on file, and what many of them come to.
+"""One answer of an evaluation as it is kept, and what many of them come to.
 
 A file of samples is JSON Lines: a first line that says what was run, then a line an answer. It is
 only ever added to, so a run that was stopped goes on where it was; a line cut short by the stop is
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,7 +22,11 @@ from lopa.evaluation.wilson import wilson
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """`by_round` is what each round brought: its fills, and the lookahead token that won."""
+    """`by_round` is what each round brought: its fills, and the lookahead token that won.
+
+    Seconds are those of the answer's own rounds. `elapsed` is the time since the answer before it
+    was ready, or decoding began: with several at once they add up to the time for all.
+    """
 
     setting: str  # which of the settings of the run
     problem: int
@@ -36,10 +40,22 @@ class Sample:
     finish: str
     by_round: tuple[int, ...]
     branches: tuple[int, ...]  # lookaheads tried in each round
+    elapsed: float = 0.0
+    scores: dict[str, bool] = field(default_factory=dict)  # where there is more than one
+    prompt: str = ""  # token by token, as the model was given it
 
 
-def make_sample(setting: str, problem: int, correct: bool, output: Output) -> Sample:
-    rounds = output.trace.rounds
+def make_sample(
+    setting: str,
+    problem: int,
+    correct: bool,
+    output: Output,
+    *,
+    elapsed: float = 0.0,
+    scores: Mapping[str, bool] | None = None,
+) -> Sample:
+    trace = output.trace
+    rounds = trace.rounds
     won = [r.branches[r.winner].lookahead is not None for r in rounds]
     return Sample(
         setting=setting,
@@ -54,28 +70,48 @@ def make_sample(setting: str, problem: int, correct: bool, output: Output) -> Sa
         finish=output.finish,
         by_round=tuple(len(r.fills) + w for r, w in zip(rounds, won, strict=True)),
         branches=tuple(len(r.branches) - 1 for r in rounds),
+        elapsed=elapsed,
+        scores=dict(scores or {}),
+        prompt="".join(trace.pieces.get(i, "") for i in trace.prompt_ids),
     )
 
 
 def figures(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Accuracy, parallelism and speed over all samples together."""
+    """Accuracy, parallelism and speed over all samples together.
+
+    Speeds and latencies are an answer's own, its first round (the prefill) included unless the name
+    says otherwise; `together` counts all answers that ran at once.
+    """
     correct, problems = sum(s.correct for s in samples), len(samples)
     tokens, rounds = sum(s.tokens for s in samples), sum(s.rounds for s in samples)
+    tokens_paper = sum(s.tokens_paper for s in samples)
     seconds = sum(s.seconds for s in samples)
+    prefill = sum(s.first_round_seconds for s in samples)
+    elapsed = sum(s.elapsed for s in samples)
     speeds = sorted((s.tokens / s.seconds for s in samples if s.seconds), reverse=True)
     latencies = sorted(s.seconds for s in samples)
     return {
         "problems": problems,
+        "correct": correct,
         "accuracy": correct / problems,
         "interval": list(wilson(correct, problems)),
+        "scores": {n: sum(s.scores[n] for s in samples) / problems for n in samples[0].scores},
+        "tokens": tokens,
+        "tokens_paper": tokens_paper,
+        "rounds": rounds,
         "tpf": tokens / rounds,
-        "tpf_paper": sum(s.tokens_paper for s in samples) / (rounds + problems),
+        "tpf_paper": tokens_paper / (rounds + problems),
         "tokens_per_second": tokens / seconds if seconds else 0.0,
         "tokens_per_second_max": speeds[0] if speeds else 0.0,
         "tokens_per_second_top10": sum(speeds[:10]) / len(speeds[:10]) if speeds else 0.0,
+        "tokens_per_second_after_first": tokens / (seconds - prefill) if seconds > prefill else 0.0,
+        "tokens_per_second_paper": tokens_paper / (seconds - prefill) if seconds > prefill else 0.0,
+        "tokens_per_second_together": tokens / elapsed if elapsed else 0.0,
+        "latency_mean": seconds / problems,
         "latency_p50": median(latencies),
         "latency_p95": latencies[min(problems - 1, int(0.95 * problems))],
-        "first_round_seconds": sum(s.first_round_seconds for s in samples) / problems,
+        "latency_after_first": (seconds - prefill) / problems,
+        "first_round_seconds": prefill / problems,
         "branches": sum(map(sum, (s.branches for s in samples))) / rounds,
         "unfinished": sum(s.finish not in ("eos", "stop") for s in samples),
     }
@@ -91,45 +127,51 @@ def mean_by_round(samples: Sequence[Sample]) -> list[float]:
     return found
 
 
-class SampleFile:
+class Samples:
+    """The samples of a run, by setting and problem."""
+
+    def __init__(self) -> None:
+        self.samples: dict[tuple[str, int], Sample] = {}
+
+    def add(self, samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            self.samples[sample.setting, sample.problem] = sample
+
+    def of(self, setting: str) -> list[Sample]:
+        """In the order of the problems, however they came."""
+        those = (s for s in self.samples.values() if s.setting == setting)
+        return sorted(those, key=lambda s: s.problem)
+
+
+class SampleFile(Samples):
     """Samples on file under the description of a run; another run's file is refused."""
 
     def __init__(self, path: Path, run: Mapping[str, Any]) -> None:
+        super().__init__()
         self.path = path
-        self.samples: dict[tuple[str, int], Sample] = {}
         head = json.dumps({"run": run}, ensure_ascii=False, sort_keys=True)
         lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
         whole = lines[:-1]  # what follows the last line break was cut short
         if whole and whole[0] != head:
             raise ConfigError(
-                f"{path} holds another run: give the settings it was made with, or another --out"
+                f"{path} holds another run: give the settings it was made with, or another place"
             )
         try:
             for line in whole[1:]:
-                self._keep(Sample(**_tuples(json.loads(line))))
+                super().add([Sample(**_tuples(json.loads(line)))])
         except (ValueError, TypeError) as error:
             raise LopaError(f"{path} is no file of samples ({error}): remove it") from None
         text = "".join(line + "\n" for line in whole or [head])
         if not lines or lines[-1]:
             path.write_text(text, encoding="utf-8")
 
-    def add(self, samples: Iterable[Sample]) -> None:
+    def add(self, samples: Sequence[Sample]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             for sample in samples:
                 file.write(json.dumps(asdict(sample), ensure_ascii=False) + "\n")
-                self._keep(sample)
             file.flush()
             os.fsync(file.fileno())
-
-    def of(self, setting: str) -> list[Sample]:
-        """In the order of the problems, however they came."""
-        return sorted(self._those(setting), key=lambda s: s.problem)
-
-    def _those(self, setting: str) -> Iterator[Sample]:
-        return (s for s in self.samples.values() if s.setting == setting)
-
-    def _keep(self, sample: Sample) -> None:
-        self.samples[sample.setting, sample.problem] = sample
+        super().add(samples)
 
 
 def _tuples(raw: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,9 @@ that refuses network, processes, signals, every kind of writing to the file syst
 outside the standard library. A child started as root gives up root before the candidate runs, so
 that the process limit holds; it can then import only the modules loaded beforehand if the standard
 library is readable by root alone. Where `os.unshare` exists (Python 3.12 and later) the child is
-also moved into an empty network namespace when the kernel allows it.
+also moved into an empty network namespace when the kernel allows it. A *judge*, trusted code that
+is loaded before the restrictions, may run the candidate in its own way; it brings the folders that
+it imports from.
 
 Success is proven by a random token that only the trusted part of the child knows and writes to a
 dedicated pipe after the last line of the code has run. Exiting early, printing, or writing to the
@@ -18,6 +20,7 @@ interpreter exploit. Code may still deceive its own asserts, for example by retu
 that is equal to everything. Linux only.
 """
 
+import marshal
 import os
 import secrets
 import select
@@ -28,8 +31,23 @@ import tempfile
 import time
 from dataclasses import dataclass
 
+from lopa.errors import LopaError
+
 TOKEN_LENGTH = 32
 REPLY_LIMIT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Trusted code that runs the candidate: `source` defines `prepare(payload)`.
+
+    It is called before the restrictions, and returns a function that is called with the
+    candidate's text under them and raises if it fails.
+    """
+
+    source: str
+    payload: bytes
+    folders: tuple[str, ...]  # to import from, for the judge and the candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +62,34 @@ class Outcome:
 # beforehand, because the candidate may replace any attribute of any module.
 _CHILD = r"""
 def main():
-    import os, resource, signal, sys
+    import marshal, os, resource, signal, sys
     import bisect, collections, functools, heapq, itertools, math, operator, re, string, typing
     from posix import dup2, write, _exit
 
-    seconds, megabytes, reply = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    seconds, megabytes, reply = map(int, sys.argv[1:4])
     with open(0, "rb", closefd=False) as request:
-        token, _, code = request.read().partition(b"\n")
+        token, code, source, payload, folders = marshal.loads(request.read())
     null = os.open("/dev/null", os.O_RDWR)
     for descriptor in (0, 1, 2):
         dup2(null, descriptor)
     os.close(null)
     del sys.argv[:], sys.orig_argv[:]
+    sys.path += folders
     roots = tuple(path for path in sys.path if path.startswith("/"))
+    judge = None
+    if source:
+        trusted = {}
+        try:
+            exec(source, trusted)
+            judge = trusted["prepare"](payload)
+        except Exception as error:
+            write(reply, token + f"{type(error).__name__}: {error}".encode()[:200])
+            _exit(1)
 
     is_root = os.geteuid() == 0
+    if is_root:  # what may not be readable any more when it is asked for
+        import calendar, cmath, colorsys, copy, datetime, decimal, fractions, hashlib, json
+        import random, statistics, textwrap, time, unicodedata
     if hasattr(os, "unshare"):
         try:
             os.unshare(os.CLONE_NEWNET | (0 if is_root else os.CLONE_NEWUSER))
@@ -134,10 +165,9 @@ def main():
     except caught as error:
         write(reply, b"!" + kind(error).__name__.encode())
         _exit(1)
-    del code
     sys.addaudithook(hook)
     try:
-        run(program, namespace)
+        judge(code) if judge else run(program, namespace)
     except caught as error:
         write(reply, b"!" + kind(error).__name__.encode()[:64])
         _exit(1)
@@ -147,21 +177,27 @@ main()
 """
 
 
-def run(code: str, timeout: float = 3.0, memory_mb: int = 256) -> Outcome:
-    """Run code and report whether it reached its end without an exception.
+def run(
+    code: str, timeout: float = 3.0, memory_mb: int = 256, judge: Judge | None = None
+) -> Outcome:
+    """Run code and report whether it reached its end, or satisfied the judge, without an exception.
 
-    Never raises for anything the code does. The child and whatever it started are dead when this
-    returns.
+    Never raises for anything the code does; LopaError when the judge itself cannot run. The child
+    and whatever it started are dead when this returns.
     """
     token = secrets.token_hex(TOKEN_LENGTH // 2).encode()
     try:
-        source = code.encode()
+        code.encode()
     except UnicodeEncodeError:
         return Outcome(False, "not encodable")
+    trusted = judge or Judge("", b"", ())
+    request_bytes = marshal.dumps(
+        (token, code, trusted.source, trusted.payload, list(trusted.folders))
+    )
     reader, writer = os.pipe()
     try:
         with tempfile.TemporaryFile() as request, tempfile.TemporaryDirectory() as directory:
-            request.write(token + b"\n" + source)
+            request.write(request_bytes)
             request.seek(0)
             arguments = [str(int(timeout) + 1), str(memory_mb), str(writer)]
             child = subprocess.Popen(
@@ -188,6 +224,9 @@ def run(code: str, timeout: float = 3.0, memory_mb: int = 256) -> Outcome:
         return Outcome(True, "passed")
     if not in_time:
         return Outcome(False, "timeout")
+    if reply.startswith(token):
+        reason = reply[len(token) :].decode(errors="replace")
+        raise LopaError(f"the judge of the sandbox cannot run: {reason}")
     if reply.startswith(b"!"):
         return Outcome(False, reply[1:80].decode(errors="replace"))
     return Outcome(False, "ended early")

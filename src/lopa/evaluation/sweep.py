@@ -1,8 +1,4 @@
-"""A sweep: one task under every combination of some settings' values.
-
-Everything a report says is read from the file of samples, so a sweep that was interrupted and run
-again reports the same as one that was not.
-"""
+"""A sweep: one benchmark under every combination of some settings' values."""
 
 from __future__ import annotations
 
@@ -15,14 +11,13 @@ from typing import Any
 from lopa.config import DecodeConfig
 from lopa.engine.llm import LLM
 from lopa.errors import ConfigError
-from lopa.evaluation import tasks
 from lopa.evaluation.aup import aup
-from lopa.evaluation.problem import Problem
-from lopa.evaluation.sample import SampleFile, figures, make_sample, mean_by_round
+from lopa.evaluation.benchmark import Benchmark
+from lopa.evaluation.evaluate import Tick, answer
+from lopa.evaluation.sample import Samples, figures, mean_by_round
 from lopa.fields import FIELDS
 
 Axes = Mapping[str, Sequence[Any]]  # setting → the values it takes
-Progress = Callable[[int, int], None]
 
 
 def parse_axes(words: Sequence[str]) -> dict[str, list[Any]]:
@@ -52,40 +47,37 @@ def setting_name(options: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What to run: the same problems for every combination of the axes."""
+    """What to run: the same exercises for every combination of the axes."""
 
-    task: str
-    problems: Sequence[Problem]
+    benchmark: Benchmark
     axes: Axes
     config: Callable[[Mapping[str, Any]], DecodeConfig]  # of a combination
 
-    def run(
-        self, llm: LLM, file: SampleFile, batch_size: int, progress: Progress | None = None
-    ) -> None:
-        """Decode what is not on file yet."""
-        total = len(combinations(self.axes)) * len(self.problems)
-        for options in combinations(self.axes):
-            name = setting_name(options)
-            todo = [i for i in range(len(self.problems)) if (name, i) not in file.samples]
-            prompts = [self.problems[i].prompt for i in todo]
-            config = self.config(options)
-            outputs = llm.generate_together(prompts, config, max_running=batch_size)
-            for index, output in outputs:
-                number = todo[index]
-                correct = tasks.score(self.problems[number], output.text)
-                file.add([make_sample(name, number, correct, output)])
-                if progress:
-                    progress(len(file.samples), total)
+    @property
+    def answers(self) -> int:
+        """How many there are when it is done."""
+        return len(combinations(self.axes)) * len(self.benchmark.exercises)
 
-    def report(self, file: SampleFile) -> dict[str, Any]:
+    def run(self, llm: LLM, samples: Samples, batch_size: int, tick: Tick) -> None:
+        """Decode what is not there yet."""
+        for options in combinations(self.axes):
+            answer(
+                llm,
+                self.benchmark,
+                self.config(options),
+                samples,
+                setting=setting_name(options),
+                batch_size=batch_size,
+                tick=tick,
+            )
+
+    def report(self, samples: Samples) -> dict[str, Any]:
         """Figures by setting, and the AUP of each curve along the first axis."""
         points = []
         for options in combinations(self.axes):
-            samples = file.of(setting_name(options))
-            rounds = mean_by_round(samples)
-            points.append({"options": options, **figures(samples), "by_round": rounds})
+            those = samples.of(setting_name(options))
+            points.append({"options": options, **figures(those), "by_round": mean_by_round(those)})
         return {
-            "task": self.task,
             "axes": {name: list(values) for name, values in self.axes.items()},
             "points": points,
             "curves": curves(points),

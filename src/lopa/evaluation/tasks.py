@@ -5,14 +5,14 @@ that occur in neither. A content (structure, numbers, names) belongs to exactly 
 evaluation problem can be met in training, whatever the seeds.
 """
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lopa.evaluation import functions, words
 from lopa.evaluation.problem import Problem
 
 SPLITS: tuple[str, ...] = ("train", "eval", "held-out")
+ROOM = 160  # new tokens: what an answer may need
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,3 @@ def generate(task: str, seed: int, split: str, wording: int = 0) -> Problem:
 def score(problem: Problem, text: str) -> bool:
     """Whether the text solves the problem. Never raises for any text."""
     return TASKS[problem.task].score(problem, text)
-
-
-def score_all(problems: Sequence[Problem], texts: Sequence[str], workers: int = 2) -> list[bool]:
-    """`score` for each pair, several at a time."""
-    if len(problems) != len(texts):
-        raise ValueError(f"{len(problems)} problems but {len(texts)} texts")
-    with ThreadPoolExecutor(max_workers=workers) as pool:
-        return list(pool.map(score, problems, texts))
