@@ -98,7 +98,8 @@ def main() -> None:
                     seed=options.seed,
                     batch_size=options.batch_size,
                 )
-                answers = [output.token_ids for _, output, _ in samples]
+                assert llm.tokenizer is not None
+                answers = [llm.tokenizer.encode(sample.text) for sample in samples]
                 if precision == "fp32":
                     plain[task, branches] = answers
                 if (task, branches, precision) in done:
@@ -108,10 +109,10 @@ def main() -> None:
                     "task": task,
                     "branches": branches,
                     "precision": precision,
-                    "problems": report.problems,
-                    "accuracy": report.accuracy,
-                    "interval": report.interval,
-                    "tpf": report.tpf,
+                    "problems": report["problems"],
+                    "accuracy": report["accuracy"],
+                    "interval": report["interval"],
+                    "tpf": report["tpf"],
                     "identical": sum(a == b for a, b in pairs) / len(pairs),
                     "same_until": sum(same_until(a, b) for a, b in pairs) / len(pairs),
                     "device": torch.cuda.get_device_name()
