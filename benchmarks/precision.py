@@ -20,6 +20,7 @@ import torch
 
 from lopa import LLM, DecodeConfig
 from lopa.evaluation.evaluate import evaluate
+from lopa.evaluation.tasks import ROOM
 
 # name: dtype, quantize; fp32 first, since the others are held against it
 PRECISIONS: dict[str, tuple[str, str | None]] = {
@@ -28,7 +29,6 @@ PRECISIONS: dict[str, tuple[str, str | None]] = {
     "fp8": ("bfloat16", "fp8"),
     "int8": ("bfloat16", "int8"),
 }
-NEW_TOKENS = 160
 
 
 def same_until(ours: list[int], plain: list[int]) -> float:
@@ -92,7 +92,7 @@ def main() -> None:
                 report, samples = evaluate(
                     llm,
                     task,
-                    DecodeConfig(branches=branches, max_new_tokens=NEW_TOKENS),
+                    DecodeConfig(branches=branches, max_new_tokens=ROOM),
                     split="eval",
                     limit=options.limit,
                     seed=options.seed,

@@ -19,12 +19,13 @@ from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
 
+from lopa.evaluation.tasks import ROOM
+
 BRANCHES = (7, 0, 3, 1, 14)
 THRESHOLDS = (0.9, 0.8, 0.95)
 ATTENTIONS = ("full", "block")
 FLOORS = (0.0, 0.3)
 TASKS = ("words", "functions")
-NEW_TOKENS = 160
 
 
 def grid() -> list[dict[str, Any]]:
@@ -32,7 +33,7 @@ def grid() -> list[dict[str, Any]]:
     jobs: list[dict[str, Any]] = []
 
     def add(task: str, split: str, **options: Any) -> None:
-        job = {"task": task, "split": split, "options": {"max_new_tokens": NEW_TOKENS, **options}}
+        job = {"task": task, "split": split, "options": {"max_new_tokens": ROOM, **options}}
         if job not in jobs:
             jobs.append(job)
 
