@@ -64,7 +64,8 @@ class Exchange:
         left = len(self.flows)
         while left:
             try:
-                found = await asyncio.wait_for(self._queue.get(), KEEP_ALIVE)
+                async with asyncio.timeout(KEEP_ALIVE):
+                    found = await self._queue.get()
             except TimeoutError:
                 yield None
                 continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -29,8 +30,21 @@ _LAST_WORDS = 5.0  # seconds for the errors of what was cut off to reach their c
 def serve(config: ServeConfig, engine: EngineConfig) -> None:
     """Serve until a signal; LopaError when it cannot."""
     logs.set_up(config.log_format)
-    with listen(config.host, config.port) as door:
-        asyncio.run(_serve(config, engine, door))
+    with (
+        listen(config.host, config.port) as door,
+        asyncio.Runner(loop_factory=_loop_factory()) as runner,
+    ):
+        runner.run(_serve(config, engine, door))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, which takes half the time of asyncio's own, where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
 
 
 async def _serve(config: ServeConfig, engine: EngineConfig, door: socket.socket) -> None:

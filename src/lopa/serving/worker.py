@@ -47,10 +47,10 @@ _LOOK_EVERY = 1.0  # seconds between looks at idle ranks
 class Task:
     """A job on its way through the engine: its session, and what has been reported of it."""
 
-    def __init__(self, job: Job, session: Session) -> None:
+    def __init__(self, job: Job, session: Session, since: float) -> None:
         self.job = job
         self.session = session
-        self.since = time.perf_counter()
+        self.since = since  # when the job came
         self._queue_seconds: float | None = None
         self._settled = 0
         self._text: list[str] = []
@@ -258,6 +258,7 @@ class Worker:
 
     def open(self, job: Job) -> tuple[Task, Accepted]:
         """Encode and check a job; LopaError says what is wrong with it."""
+        since = time.perf_counter()
         llm, given = self.llm, self._with_defaults(job.options)
         if isinstance(job.prompt, list) and len(job.prompt) > self.most_tokens:
             raise PromptError(
@@ -298,7 +299,7 @@ class Worker:
             )
         session = llm.session(ids, config, limit=limit)
         llm.runner.check(session.capacity)
-        task = Task(job, session)
+        task = Task(job, session, since)
         return task, task.accepted(limit or wanted)
 
     def _with_defaults(self, options: dict[str, Any]) -> dict[str, Any]:
