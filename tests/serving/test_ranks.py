@@ -20,25 +20,13 @@ from typing import Any
 import pytest
 from hammer import Tally, hammer
 from safetensors.torch import load_file, save_file
-from serving_support import Server, data_of, is_alive, until
+from serving_support import Server, children, data_of, is_alive, until
 
 from lopa import LLM
 
 MODEL = "dummy:dream-tiny"
 RANKS = ("--model", MODEL, "--branch-parallel", "2", "--rank-timeout", "5", "--device", "cpu")
 KILLS = 20
-
-
-def children(parent: int) -> list[int]:
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, ppid = stat.read_text().rsplit(")", 1)[1].split()[:2]
-        except OSError:
-            continue
-        if int(ppid) == parent and state != "Z":
-            found.append(int(stat.parent.name))
-    return sorted(found)
 
 
 def ranks_of(server: Server) -> list[int]:

@@ -87,8 +87,11 @@ class Cluster:
             answers = await self._replicas.broadcast("gauges").results_async(
                 timeout_s=_PATIENCE, return_exceptions=True
             )
-        except (RayError, RayServeException, TimeoutError) as error:  # there is none, or it hangs
-            log.warning("no replica answers", extra={"reason": type(error).__name__})
+        except TimeoutError:  # one of them hangs, which Serve finds out: what was said last stays
+            log.warning("a replica does not answer")
+            return self._said
+        except (RayError, RayServeException) as error:
+            log.warning("there is no replica", extra={"reason": type(error).__name__})
             return {}
         return dict(answer for answer in answers if not isinstance(answer, BaseException))
 

@@ -7,6 +7,7 @@ what is left then ends with an error. A second signal ends at once.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 from collections.abc import Callable
@@ -69,6 +70,7 @@ async def _serve(config: ServeConfig, engine: EngineConfig, door: socket.socket)
         log.warning("anybody who reaches this address may use the model: set LOPA_API_KEY")
     failed = asyncio.create_task(client.gave_up.wait())
     failed.add_done_callback(lambda _: server.leave())
+    gc.freeze()  # what is there now stays: no collection need look at it, 10 ms each
     await server.serve(sockets=[door])
     failed.cancel()
     if client.failure is not None:
