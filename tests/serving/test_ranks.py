@@ -87,6 +87,17 @@ def test_the_answers_are_those_of_one_process(two: Server, cases: Any) -> None:
     assert "".join(event["choices"][0]["text"] for event in events[:-1]) == text
 
 
+def test_pages_are_told_while_they_are_held_and_after(two: Server) -> None:
+    pages = two.metric("lopa_cache_pages")
+    assert pages == 512 / 64
+    body = {"prompt": "Hello", "max_tokens": 400, "block_size": 4, "threshold": 1.0, "stream": True}
+    with two.http.stream("POST", "/v1/completions", json=body) as response:
+        next(response.iter_lines())
+        until(lambda: two.metric("lopa_cache_pages_used") > 1, 10, two)
+    until(lambda: two.slots() == [], 5, two)  # the client has left, and nothing runs any more
+    until(lambda: two.metric("lopa_cache_pages_used") <= 1, 10, two)  # a prefix may be kept
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_no_cache_can_hold_is_refused(two: Server, stream: bool) -> None:
     refused = two.complete(max_tokens=600, block_size=8, stream=stream)

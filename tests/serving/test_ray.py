@@ -167,6 +167,9 @@ def test_what_is_shown_of_replicas(cluster: Server) -> None:
     assert cluster.metric("lopa_replicas") == 2
     assert by_replica(cluster, "lopa_engine_restarts") == dict.fromkeys(ranks, 0)
     assert by_replica(cluster, "lopa_cache_tokens") == dict.fromkeys(ranks, 0)
+    pages, used = (by_replica(cluster, f"lopa_cache_{name}") for name in ("pages", "pages_used"))
+    assert pages.keys() == used.keys() == ranks.keys()
+    assert all(0 <= used[pid] < pages[pid] for pid in ranks)
     assert cluster.http.get("/health").json()["state"] == "ready"
 
 

@@ -129,7 +129,7 @@ class RankLLM(LLM):
         # Who has room for what must be the same everywhere.
         local = PagedRunner(self.model, mesh.least(tokens), reuse=reuse, step=step)
         local.step.find = self._find
-        self.room = local.room
+        self.room, self.pages = local.room, local.pages
         return self._kind(local, mesh)
 
     def _make_session(self, decoder: Decoder, ids: Sequence[int], limit: int | None) -> RankSession:

@@ -231,11 +231,18 @@ def _join(cores: int) -> None:
     Ranks that are more than the cores share them, as they do without a cluster.
     """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address := os.environ.get("RAY_ADDRESS"):
-        ray.init(address=address, **quiet)
-    else:
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
         count = max(cores, os.cpu_count() or 1)
         ray.init(address="local", num_cpus=count, include_dashboard=False, **quiet)
+        return
+    try:
+        ray.init(address=address, **quiet)
+    except ConnectionError:
+        raise LopaError(
+            f"cannot join the Ray cluster at {address}: is it up, and does it ask for a token "
+            "(RAY_AUTH_MODE)? Without RAY_ADDRESS one is started here"
+        ) from None
 
 
 def _check_room(wanted: Mapping[str, float], replicas: int) -> None:

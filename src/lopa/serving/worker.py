@@ -353,14 +353,21 @@ class Worker:
     def gauges(self) -> dict[str, Any]:
         """The engine as it is now."""
         running = list(self.engine.running)
-        pages = getattr(self.llm.runner, "pages", None)  # a paged cache has them
         return {
             "running": len(running),
             "waiting": len(self.engine.waiting),
             "ranks": self._alive,
             "cache_tokens": sum(session.capacity for session in running),
-            "pages": None if pages is None else (pages.count - pages.free, pages.count),
+            "pages": self._pages,
         }
+
+    @property
+    def _pages(self) -> tuple[int, int] | None:
+        """Of the cache: held, and in all; None where it has none, or nobody has said."""
+        if self._ranks is not None:
+            return self._ranks.pages
+        pages = getattr(self.llm.runner, "pages", None)
+        return None if pages is None else (pages.used, pages.count)
 
 
 def _param(error: LopaError, job: Job) -> str | None:
