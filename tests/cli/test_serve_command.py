@@ -99,6 +99,8 @@ def test_the_documentation_has_every_option() -> None:
     [
         (("--port", "70000"), "port must be between"),
         (("--max-queue", "-1"), "max_queue must be at least 0"),
+        (("--max-running", "0"), "max_running must be at least 1"),
+        (("--max-request-tokens", "0"), "max_request_tokens must be at least 2"),
         (("--log-format", "xml"), "log_format must be one of plain, json"),
         (("--api-key", ""), "an API key is empty"),
         (("--host", "no.such.host.invalid"), "cannot listen on no.such.host.invalid"),

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,6 +125,19 @@ def test_how_replicas_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
         build(ServeConfig(), engine, replicas=2, max_replicas=1)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_why_replicas_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lopa.serving import ray as placing
+
+    said = "3 times in a row\n  File ...\nlopa.errors.LopaError: model x does not exist: give one\n"
+    replica = SimpleNamespace(message=said)
+    applications = {"lopa": SimpleNamespace(deployments={"replica": replica})}
+    monkeypatch.setattr(placing.serve, "status", lambda: SimpleNamespace(applications=applications))
+    assert placing._why(RuntimeError("failed")) == "model x does not exist: give one"
+    applications.clear()
+    assert placing._why(RuntimeError("Deploying\nfailed")) == "failed"
+
+
 def test_replicas_come_and_go_with_the_load(chat_folder: Path, alone: list[str]) -> None:
     scaling = ("--replicas", "1", "--max-replicas", "2", "--max-running", "2")
     delays = ("--scale-up-seconds", "1", "--scale-down-seconds", "1")
@@ -148,6 +162,12 @@ def test_replicas_come_and_go_with_the_load(chat_folder: Path, alone: list[str])
         assert ask(server, 1) == alone[1]
         assert server.metric("lopa_replica_jobs_retried_total") == 0
         assert server.metric("lopa_replicas") == 1
+        # A stop finishes what is running.
+        with ThreadPoolExecutor(1) as pool:
+            last = pool.submit(ask, server, 0)
+            until(lambda: any(slot["rounds"] for slot in server.slots()), 10, server)
+            assert server.stop(seconds=60) == 0
+            assert last.result() == alone[0]
 
 
 @pytest.fixture(scope="module")

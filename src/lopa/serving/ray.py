@@ -9,10 +9,12 @@ time are never spread over nodes; Ray shows them these devices and no others.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
@@ -35,6 +37,8 @@ from lopa.serving.settings import EngineConfig, ServeConfig, name_of
 
 log = logging.getLogger("lopa.serving")
 
+_NAME = "lopa"  # of the application
+_LOOK_EVERY = 0.25  # seconds between looks at whether one that is to end has finished
 _MANY = 100_000  # the gateway has limits of its own
 _WINDOW = (11.0, 30.0)  # seconds over which load is averaged, least and most: Serve wants over 10
 
@@ -47,8 +51,16 @@ class Gateway:
     ) -> None:
         logs.set_up("json")
         metrics = Metrics()
-        cluster = Cluster(replicas, metrics, capacity)
-        self._app = create_app(cluster, metrics, ServeConfig(**config), model)
+        self._cluster = Cluster(replicas, metrics, capacity)
+        self._app = create_app(self._cluster, metrics, ServeConfig(**config), model)
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more, and finish what there is; what is left after so long ends in an error."""
+        self._cluster.drain()
+        end = time.monotonic() + seconds
+        while self._cluster.flows() and time.monotonic() < end:
+            await asyncio.sleep(0.05)
+        await self._cluster.stop()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._app
@@ -175,6 +187,7 @@ def build(
         placement_group_strategy="STRICT_PACK",
         health_check_period_s=2,
         health_check_timeout_s=10,
+        graceful_shutdown_wait_loop_s=_LOOK_EVERY,
         graceful_shutdown_timeout_s=config.drain_seconds,
     )
     gateway: Any = serve.deployment(
@@ -182,6 +195,7 @@ def build(
         name="gateway",
         max_ongoing_requests=_MANY,
         ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_wait_loop_s=_LOOK_EVERY,
         graceful_shutdown_timeout_s=config.drain_seconds,
     )
     capacity = most * at_once + config.max_queue
@@ -205,21 +219,32 @@ def serve_replicas(
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     with listen(config.host, config.port) as door:  # a port that is taken is found out here
         port = door.getsockname()[1]
+    log.info("starting", extra={"replicas": replicas, "ranks": engine.ranks})
     _join(cores=(max_replicas or replicas) * engine.ranks)
-    stopped = threading.Event()
+    up, stopped = threading.Event(), threading.Event()
+
+    def leave(*_: Any) -> None:
+        if stopped.is_set() or not up.is_set():
+            raise KeyboardInterrupt  # the second time, or there is nothing to be finished yet
+        stopped.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):  # in place of Ray's own
-        signal.signal(number, lambda *_: stopped.set())
+        signal.signal(number, leave)
     try:
         gpus = gpus_of(engine)
         _check_room(bundle(engine, gpus), replicas)
         application = build(config, engine, replicas=replicas, max_replicas=max_replicas, gpus=gpus)
         serve.start(http_options={"host": config.host, "port": port})
-        serve.run(application, name="lopa", route_prefix="/")
+        serve.run(application, name=_NAME, route_prefix="/")
+        up.set()
         log.info("listening", extra={"url": f"http://{config.host}:{port}", "replicas": replicas})
         stopped.wait()
         log.info("stopping")
+        # Not left to the end of Serve, which cuts connections first.
+        serve.get_app_handle(_NAME).drain.remote(config.drain_seconds).result()
+        serve.delete(_NAME)
     except RuntimeError as error:  # what Serve makes of a deployment that does not come up
-        raise LopaError(f"the replicas do not start: {_last_line(error)}") from None
+        raise LopaError(f"the replicas do not start: {_why(error)}") from None
     finally:
         _shut_down()
     log.info("stopped")
@@ -264,5 +289,9 @@ def _shut_down() -> None:
     ray.shutdown()
 
 
-def _last_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1]
+def _why(error: RuntimeError) -> str:
+    """What the last replica that failed had to say, or else Serve."""
+    found = serve.status().applications.get(_NAME)
+    said = found.deployments["replica"].message if found and found.deployments else ""
+    last: str = (said or str(error)).strip().splitlines()[-1]
+    return last.removeprefix(f"{LopaError.__module__}.{LopaError.__name__}: ")

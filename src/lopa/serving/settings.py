@@ -26,6 +26,12 @@ class EngineConfig:
     tensor_parallel: int = 1
     rank_timeout: float | None = None
 
+    def __post_init__(self) -> None:
+        for name, least in (("max_running", 1), ("token_budget", 1), ("max_request_tokens", 2)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} must be at least {least}: got {value}")
+
     @property
     def ranks(self) -> int:
         return self.branch_parallel * self.tensor_parallel
