@@ -182,7 +182,7 @@ class Client:
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         stuck = asyncio.create_task(self._watch_for_stall())
         try:
-            writer.write(frame(asdict(self.config)))
+            writer.write(frame(self._settings()))
             while (message := await receive(reader)) is not None:
                 self._heard = time.monotonic()
                 if "log" in message:
@@ -200,6 +200,14 @@ class Client:
             stuck.cancel()
             writer.close()  # which tells it to go; it may be in the middle of a long round
             await asyncio.to_thread(_end, process)
+
+    def _settings(self) -> dict[str, Any]:
+        """For an engine. What the first one measured holds for the next, or `branches="auto"`
+        would have jobs that are submitted again take another course."""
+        settings = asdict(self.config)
+        if cost := self.engine.get("round_cost"):
+            settings["llm"].setdefault("round_cost", cost)
+        return settings
 
     def _is_up(self, engine: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         self.engine = engine

@@ -198,8 +198,13 @@ class Worker:
         session = self.open(job)[0].session
         while session.step() is not None:
             pass
-        if self._ranks is None and "lopa" in family_named(self.llm.config.family).decoders:
+        if self._is_timed:
             _ = self.llm.round_cost  # later on other sessions would be running beside the measure
+
+    @property
+    def _is_timed(self) -> bool:
+        """Whether rounds are, for `branches="auto"`."""
+        return self._ranks is None and "lopa" in family_named(self.llm.config.family).decoders
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -210,6 +215,7 @@ class Worker:
             "decoders": list(family_named(self.llm.config.family).decoders),
             "chat": bool(self.llm.tokenizer and self.llm.tokenizer.chat_template),
             "ranks": self._alive,
+            "round_cost": self.llm.round_cost.points if self._is_timed else None,
             "pid": os.getpid(),
         }
 
