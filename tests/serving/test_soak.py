@@ -27,15 +27,15 @@ KILLS = 20
 
 @pytest.fixture(scope="module")
 def busy() -> Iterator[Server]:
-    """The built-in model, with room for more than there are clients."""
-    with Server("--max-running", "8", "--max-queue", "8") as server:
+    """The built-in model: of six clients three are served and three wait."""
+    with Server("--max-running", "3", "--max-queue", "3") as server:
         yield server
 
 
 def test_engines_killed_during_load(busy: Server, tiny_cases: Cases) -> None:
     tally = Tally()
     load = threading.Thread(
-        target=lambda: asyncio.run(hammer(busy.url, tiny_cases, 12, tally=tally)), daemon=True
+        target=lambda: asyncio.run(hammer(busy.url, tiny_cases, 6, tally=tally)), daemon=True
     )
     load.start()
     draw = random.Random(0)
