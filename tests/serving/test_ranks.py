@@ -92,7 +92,8 @@ def test_pages_are_told_while_they_are_held_and_after(two: Server) -> None:
     assert pages == 512 / 64
     body = {"prompt": "Hello", "max_tokens": 400, "block_size": 4, "threshold": 1.0, "stream": True}
     with two.http.stream("POST", "/v1/completions", json=body) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # held: it closes the stream when it goes
+        next(lines)
         until(lambda: two.metric("lopa_cache_pages_used") > 1, 10, two)
     until(lambda: two.slots() == [], 5, two)  # the client has left, and nothing runs any more
     until(lambda: two.metric("lopa_cache_pages_used") <= 1, 10, two)  # a prefix may be kept

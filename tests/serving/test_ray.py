@@ -224,7 +224,8 @@ def test_requests_are_spread_and_none_is_lost(cluster: Server, alone: list[str])
 def test_a_client_that_leaves_is_noticed(cluster: Server) -> None:
     body = {"prompt": "Hello", "max_tokens": 500, "stream": True, **SLOW}
     with cluster.http.stream("POST", "/v1/completions", json=body) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # held: it closes the stream when it goes
+        next(lines)
         until(lambda: any(by_replica(cluster, "lopa_cache_tokens").values()), 10, cluster)
     until(lambda: cluster.slots() == [], 5, cluster)
     assert cluster.metric("lopa_answers_dropped_total") == 1
