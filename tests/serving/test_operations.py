@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -99,6 +100,17 @@ def test_what_the_api_adds_to_an_answer(server: Server, stream: bool) -> None:
     assert server.metric(f"{name}_count") == count + 1
     added = server.metric(f"{name}_sum") - spent
     assert 0 < added <= line["seconds"] - line["engine_seconds"] + 1e-5
+
+
+def test_headers_have_a_limit(server: Server) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as end:
+        end.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 100_000)
+        try:
+            answer = end.recv(100)
+        except ConnectionResetError:  # it has hung up before all was sent
+            answer = b""
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
 
 
 def test_log_lines_carry_the_request_id_and_no_prompt(server: Server) -> None:

@@ -55,6 +55,7 @@ async def _serve(config: ServeConfig, engine: EngineConfig, door: socket.socket)
     server = _Server(
         uvicorn.Config(
             create_app(client, metrics, config, model),
+            http="h11",  # httptools, which may be installed too, takes headers of any size
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=int(config.drain_seconds + _LAST_WORDS + 1),
