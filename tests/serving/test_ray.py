@@ -69,21 +69,23 @@ def alone(llm: LLM) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, on import
 def test_how_replicas_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
+
     from lopa.serving import ray as placing
-    from lopa.serving.ray import Arguments, app, build, gpus_of
+    from lopa.serving.ray import app, build, gpus_of
     from lopa.serving.settings import EngineConfig, ServeConfig
 
     def replica(application: Any) -> Any:
         return application._bound_deployment.init_args[3]._bound_deployment
 
-    def given(**options: Any) -> Any:
-        return Arguments(**options)
+    def run(**options: str) -> Any:
+        """As `serve run` does."""
+        return call_user_app_builder_with_args_if_necessary(app, options)
 
     resources = {"CPU": 64.0, "GPU": 8.0}
     monkeypatch.setattr(placing.ray, "cluster_resources", lambda: resources)
-    found = replica(
-        app(given(replicas=2, branch_parallel="2", tensor_parallel="2", threshold="0.5"))
-    )
+    ranks = {"branch_parallel": "2", "tensor_parallel": "2"}
+    found = replica(run(replicas="2", gpus="4", threshold="0.5", **ranks))
     assert found._deployment_config.num_replicas == 2
     options = found._replica_config
     assert options.placement_group_bundles == [{"CPU": 4.0, "GPU": 4.0}]
@@ -92,7 +94,7 @@ def test_how_replicas_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (options.ray_actor_options["num_cpus"], options.ray_actor_options["num_gpus"]) == (4, 4)
     assert found.init_args[0]["decoding"] == {"threshold": 0.5}
     assert found.init_args[0]["branch_parallel"] == 2
-    halves = replica(app(given(gpus="0.5")))._replica_config
+    halves = replica(run(gpus="0.5"))._replica_config
     assert halves.placement_group_bundles == [{"CPU": 1.0, "GPU": 0.5}]
 
     engine = EngineConfig(model="tiny")
@@ -118,9 +120,11 @@ def test_how_replicas_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (scaling.min_replicas, scaling.max_replicas) == (1, 3)
     assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (30, 600)
     with pytest.raises(ConfigError, match="unknown option banana"):
-        app(given(banana="1"))
+        run(banana="1")
     with pytest.raises(ConfigError, match="max_queue"):
-        app(given(max_queue="many"))
+        run(max_queue="many")
+    monkeypatch.setenv("LOPA_API_KEY", "one two")
+    assert run()._bound_deployment.init_args[0]["api_key"] == ("one", "two")
     with pytest.raises(ConfigError, match="no fewer"):
         build(ServeConfig(), engine, replicas=2, max_replicas=1)
 

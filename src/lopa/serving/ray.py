@@ -16,12 +16,12 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import ray
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -66,35 +66,34 @@ class Gateway:
         return self._app
 
 
-class Arguments(BaseModel):
-    """What `serve run lopa.serving.ray:app` takes, as name=value; and options of `lopa serve`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """What `serve run` takes beside options of `lopa serve`."""
 
-    model_config = ConfigDict(extra="allow")
-
-    model: str = "tiny"
     replicas: int = 1
     max_replicas: int | None = None
-    gpus: float | None = None  # of a replica; None: one a rank, where there are any
+    gpus: float = 0  # of a replica; what the cluster has is not known yet
 
 
-def app(arguments: Arguments) -> serve.Application:
+def app(arguments: dict[str, str]) -> serve.Application:
     """For `serve run`: options of `lopa serve` by name, those of `DecodeConfig` included."""
-    given = dict(arguments.model_extra or {})
+    given = {"model": "tiny", **arguments}
     keys = given.pop("api_key", os.environ.get("LOPA_API_KEY", ""))
     origins = given.pop("cors_origin", "")
     of_llm = _taken(given, ("adapter", "device", "dtype", "quantize", "cache_tokens"))
     of_engine = _taken(given, _names(EngineConfig) - {"llm", "decoding"})
+    of_cluster = _taken(given, _names(Arguments))
     of_server = _taken(given, _names(ServeConfig) - {"host", "port", "log_format"})
     decoding = _taken(given, _names(DecodeConfig))
     if given:
         raise ConfigError(f"unknown option {min(given)}: see lopa serve --help")
     try:
+        own = TypeAdapter(Arguments).validate_python(of_cluster)
         config = TypeAdapter(ServeConfig).validate_python(
             {**of_server, "api_key": keys.split(), "cors_origin": origins.split()}
         )
         engine = TypeAdapter(EngineConfig).validate_python(
             {
-                "model": arguments.model,
                 "llm": {name: _number(value) for name, value in of_llm.items()},
                 "decoding": {name: _number(value) for name, value in decoding.items()},
                 **of_engine,
@@ -104,11 +103,7 @@ def app(arguments: Arguments) -> serve.Application:
         first = error.errors()[0]
         raise ConfigError(f"{first['loc'][0]}: {first['msg']}") from None
     return build(
-        config,
-        engine,
-        replicas=arguments.replicas,
-        max_replicas=arguments.max_replicas,
-        gpus=gpus_of(engine) if arguments.gpus is None else arguments.gpus,
+        config, engine, replicas=own.replicas, max_replicas=own.max_replicas, gpus=own.gpus
     )
 
 
