@@ -25,9 +25,11 @@ test-browser: $(BROWSER_READY)
 screenshots: $(BROWSER_READY)
 	$(BIN)/python -m pytest --browser --screenshots docs/images tests/browser/test_screenshots.py
 
-# Minutes of load, faults and made-up requests against a server.
+# Minutes of load, faults and made-up requests against a server. The load goes first and alone:
+# it is timed.
 test-serving-soak: $(READY)
-	$(BIN)/python -m pytest tests/serving -m soak -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/serving/test_load.py -m soak -s
+	$(BIN)/python -m pytest tests/serving --ignore tests/serving/test_load.py -m soak -n 2 --dist loadfile
 
 test-ray: $(VENV)/.ray
 	$(BIN)/python -m pytest tests/serving/test_ray.py -m ray

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import sys
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -56,11 +58,28 @@ def test_ranks_and_their_twins(
     _, engine = called[0]
     assert (engine.branch_parallel, engine.tensor_parallel, engine.rank_timeout) == (3, 2, 5.0)
     assert engine.ranks == 6
-    assert "leave it out, or the ranks" in run("serve", "--replicas", "2").error
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):
         monkeypatch.setenv(name, value)
     assert "run it without torchrun" in run("serve").error
     assert len(called) == 1
+
+
+def test_replicas_are_groups_of_ranks(
+    run: Run, called: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    stand_in: Any = ModuleType("lopa.serving.ray")  # Ray is an extra
+    stand_in.serve_replicas = lambda *given, **options: calls.append((*given, options))
+    monkeypatch.setitem(sys.modules, "lopa.serving.ray", stand_in)
+    monkeypatch.setenv("LOPA_SCALE_DOWN_SECONDS", "60")
+    many = ("--replicas", "2", "--max-replicas", "3", "--branch-parallel", "2")
+    assert run("serve", *many, "--scale-up-seconds", "5").code == 0
+    config, engine, options = calls[0]
+    assert config == ServeConfig(scale_up_seconds=5, scale_down_seconds=60)
+    assert engine.ranks == 2
+    assert options == {"replicas": 2, "max_replicas": 3}
+    assert "go with --max-replicas" in run("serve", *many[:2], "--scale-up-seconds", "5").error
+    assert called == []
 
 
 def test_the_documentation_has_every_option() -> None:
@@ -80,6 +99,8 @@ def test_the_documentation_has_every_option() -> None:
     [
         (("--port", "70000"), "port must be between"),
         (("--max-queue", "-1"), "max_queue must be at least 0"),
+        (("--max-running", "0"), "max_running must be at least 1"),
+        (("--max-request-tokens", "0"), "max_request_tokens must be at least 2"),
         (("--log-format", "xml"), "log_format must be one of plain, json"),
         (("--api-key", ""), "an API key is empty"),
         (("--host", "no.such.host.invalid"), "cannot listen on no.such.host.invalid"),

@@ -147,6 +147,17 @@ def test_devices_and_backends_by_name() -> None:
     assert [place.device for place in places("cpu", 3)] == ["cpu"] * 3
 
 
+@pytest.mark.parametrize("given", ["1", "1,2"])
+def test_ranks_take_no_more_threads_than_they_may(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [place.threads for place in places("cpu", 2)] == [4, 4]
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert [place.threads for place in places("cpu", 2)] == [1, 1]
+
+
 def test_no_rank_outlives_its_parent(tmp_path: Path) -> None:
     """The parent is killed without warning while one of its ranks is stopped."""
     script = tmp_path / "parent.py"

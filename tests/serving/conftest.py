@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
+from hammer import Cases
 from serving_support import SMALL, Server
 
 from lopa import LLM
+from lopa.evaluation.tasks import generate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 from cli_support import write_checkpoint, write_tokenizer
@@ -41,3 +44,19 @@ def server(chat_folder: Path) -> Iterator[Server]:
 def client(server: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def tiny_cases() -> Cases:
+    """Requests to the built-in model and what it answers when it is asked nothing else."""
+    llm = LLM("tiny")
+    found = []
+    for seed in range(8):
+        problem = generate(("words", "functions")[seed % 2], seed=seed, split="eval")
+        options: dict[str, Any] = {"block_size": 8, "branches": seed % 3}
+        if seed % 4 == 3:
+            options |= {"temperature": 0.7, "seed": seed}
+        config = llm.decode_config(**options, max_new_tokens=16)
+        body = {"prompt": problem.prompt, "max_tokens": 16, **options}
+        found.append((body, llm.generate(problem.prompt, config).text))
+    return found

@@ -1,4 +1,7 @@
-"""Many clients at once, each asking again as soon as it has its answer, and what became of it."""
+"""Many clients at once, each asking again as soon as it has its answer, and what became of it.
+
+The clients are light: they share the machine with the server whose times they take.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ import math
 import random
 import time
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
+Cases = Sequence[tuple[dict[str, Any], str]]  # requests, and the text that is right
 
 
 @dataclass
@@ -25,74 +30,105 @@ class Tally:
 
 async def hammer(
     url: str,
-    cases: Sequence[tuple[dict[str, Any], str]],
+    cases: Cases,
     clients: int,
     seconds: float = math.inf,
     tally: Tally | None = None,
 ) -> Tally:
-    """Ask cases (request, expected text) at random until the time is up, or the tally is closed.
+    """Ask cases at random until the time is up, or the tally is closed.
 
     What has been asked by then is waited for.
     """
     tally = tally or Tally()
     end = time.monotonic() + seconds
-    limits = httpx.Limits(max_connections=clients)
-    async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
-        await asyncio.gather(
-            *(_one(client, cases, end, random.Random(i), tally) for i in range(clients))
-        )
+    await asyncio.gather(*(_one(url, cases, end, random.Random(i), tally) for i in range(clients)))
     return tally
 
 
 async def _one(
-    client: httpx.AsyncClient,
-    cases: Sequence[tuple[dict[str, Any], str]],
+    url: str,
+    cases: Cases,
     end: float,
     draw: random.Random,
     tally: Tally,
 ) -> None:
-    while time.monotonic() < end and not tally.closed:
-        body, expected = draw.choice(cases)
-        stream = draw.random() < 0.5
-        began = time.perf_counter()
-        try:
-            status, text, figures = await (_streamed if stream else _whole)(client, body)
-        except (httpx.HTTPError, ValueError, KeyError) as error:
-            tally.wrong.append(f"{type(error).__name__}: {error}")
-            continue
-        if status == 429:
-            tally.refused += 1
-            await asyncio.sleep(draw.uniform(0.5, 1.5))
-        elif status != 200 or text != expected:
-            tally.wrong.append(f"{status} {text!r} where {expected!r} was expected")
+    async with aclosing(Connection(url)) as connection:
+        while time.monotonic() < end and not tally.closed:
+            body, expected = draw.choice(cases)
+            stream = draw.random() < 0.5
+            began = time.perf_counter()
+            try:
+                status, answer = await connection.post(
+                    "/v1/completions", {**body, "stream": stream}
+                )
+                if status == 429:
+                    tally.refused += 1
+                    await asyncio.sleep(draw.uniform(0.5, 1.5))
+                    continue
+                spent = time.perf_counter() - began
+                text, figures = (_streamed if stream else _whole)(answer)
+            except (OSError, EOFError, ValueError, LookupError) as error:
+                tally.wrong.append(f"{type(error).__name__}: {error}")
+                await connection.aclose()
+                continue
+            if status != 200 or text != expected:
+                tally.wrong.append(f"{status} {text!r} where {expected!r} was expected")
+            else:
+                tally.answered += 1
+                tally.overhead.append(spent - figures["engine_seconds"])
+
+
+def _whole(answer: bytes) -> tuple[str, Any]:
+    choice = json.loads(answer)["choices"][0]
+    return choice["text"], choice["lopa"]
+
+
+def _streamed(answer: bytes) -> tuple[str, Any]:
+    *events, last = [line.removeprefix(b"data: ") for line in answer.split(b"\n\n") if line]
+    if last != b"[DONE]":
+        raise ValueError(f"the stream broke off: {answer!r}")
+    choices = [json.loads(event)["choices"][0] for event in events if not event.startswith(b":")]
+    return "".join(choice["text"] for choice in choices), choices[-1]["lopa"]
+
+
+class Connection:
+    """HTTP over one connection that is kept, as far as a server's answers need it."""
+
+    def __init__(self, url: str) -> None:
+        place = urlsplit(url)
+        self._host, self._port = place.hostname, place.port
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def post(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._host, self._port)
+        reader, writer = self._streams
+        content = json.dumps(body).encode()
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(content)}\r\n\r\n"
+        )
+        writer.write(head.encode() + content)
+        first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines if line)
+        if headers.get("transfer-encoding") == "chunked":
+            answer = await _chunks(reader)
         else:
-            tally.answered += 1
-            spent = time.perf_counter() - began
-            tally.overhead.append(spent - figures["engine_seconds"])
+            answer = await reader.readexactly(int(headers["content-length"]))
+        if headers.get("connection") == "close":
+            await self.aclose()
+        return int(first.split()[1]), answer
+
+    async def aclose(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
 
 
-async def _whole(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[int, str, Any]:
-    response = await client.post("/v1/completions", json=body)
-    if response.status_code != 200:
-        return response.status_code, response.text, None
-    choice = response.json()["choices"][0]
-    return 200, choice["text"], choice["lopa"]
-
-
-async def _streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[int, str, Any]:
-    asked = {**body, "stream": True}
-    text, figures = "", None
-    async with client.stream("POST", "/v1/completions", json=asked) as response:
-        if response.status_code != 200:
-            return response.status_code, (await response.aread()).decode(), None
-        last = ""
-        async for line in response.aiter_lines():
-            last = line or last
-            if line.startswith("data: {"):
-                event = json.loads(line.removeprefix("data: "))
-                choice = event["choices"][0]  # KeyError: an error event
-                text += choice["text"]
-                figures = choice.get("lopa", figures)
-    if last != "data: [DONE]":
-        raise ValueError(f"the stream broke off after {text!r}")
-    return 200, text, figures
+async def _chunks(reader: asyncio.StreamReader) -> bytes:
+    found = b""
+    while size := int(await reader.readline(), 16):
+        found += await reader.readexactly(size)
+        await reader.readexactly(2)
+    await reader.readexactly(2)
+    return found

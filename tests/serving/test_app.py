@@ -64,6 +64,7 @@ class Parrot:
     def flows(self) -> list[Flow]:
         return []
 
+    async def refresh(self) -> None: ...
     def gauges(self) -> dict[str, float | None]:
         return {"ready": 1.0}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,19 @@ def test_a_request_that_kills_engines_takes_no_other_with_it(chat_folder: Path) 
         kind="engine", message="the engine failed 5 times while it worked on this request"
     )
     assert client.restarts == 5
+
+
+def test_an_engine_that_is_started_again_goes_by_what_the_first_measured(chat_folder: Path) -> None:
+    async def use(client: Client) -> Any:
+        first = client.engine
+        os.kill(first["pid"], signal.SIGKILL)
+        while client.engine is first:
+            await asyncio.sleep(0.02)
+        return first, client.engine
+
+    _, (first, second) = with_client(chat_folder, use)
+    assert first["pid"] != second["pid"]
+    assert first["round_cost"] == second["round_cost"] != []
 
 
 def test_an_error_in_a_round_fails_those_in_it_and_nothing_else(chat_folder: Path) -> None:

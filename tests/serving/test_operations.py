@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -83,6 +84,33 @@ def test_health_and_metrics(server: Server) -> None:
     assert 0 < sum(wins) <= rounds + made
     for name in ("queue_seconds", "time_to_first_token_seconds", "tokens_per_forward"):
         assert server.metric(f"lopa_{name}_count") > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_api_adds_to_an_answer(server: Server, stream: bool) -> None:
+    """Its time at the API less that in the engine; what is refused is not counted."""
+    name = "lopa_api_overhead_seconds"
+    count, spent = server.metric(f"{name}_count"), server.metric(f"{name}_sum")
+    began = time.perf_counter()
+    assert server.complete(max_tokens=32, stream=stream).status_code == 200
+    seconds = time.perf_counter() - began
+    assert server.complete(max_tokens=10**6).status_code == 400
+    line = until(lambda: [x for x in server.logged("request") if "engine_seconds" in x], 5)[-1]
+    assert 0 < line["engine_seconds"] < line["seconds"] < seconds
+    assert server.metric(f"{name}_count") == count + 1
+    added = server.metric(f"{name}_sum") - spent
+    assert 0 < added <= line["seconds"] - line["engine_seconds"] + 1e-5
+
+
+def test_headers_have_a_limit(server: Server) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as end:
+        end.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 100_000)
+        try:
+            answer = end.recv(100)
+        except ConnectionResetError:  # it has hung up before all was sent
+            answer = b""
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
 
 
 def test_log_lines_carry_the_request_id_and_no_prompt(server: Server) -> None:

@@ -20,25 +20,13 @@ from typing import Any
 import pytest
 from hammer import Tally, hammer
 from safetensors.torch import load_file, save_file
-from serving_support import Server, data_of, is_alive, until
+from serving_support import Server, children, data_of, is_alive, until
 
 from lopa import LLM
 
 MODEL = "dummy:dream-tiny"
 RANKS = ("--model", MODEL, "--branch-parallel", "2", "--rank-timeout", "5", "--device", "cpu")
 KILLS = 20
-
-
-def children(parent: int) -> list[int]:
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, ppid = stat.read_text().rsplit(")", 1)[1].split()[:2]
-        except OSError:
-            continue
-        if int(ppid) == parent and state != "Z":
-            found.append(int(stat.parent.name))
-    return sorted(found)
 
 
 def ranks_of(server: Server) -> list[int]:
@@ -97,6 +85,18 @@ def test_the_answers_are_those_of_one_process(two: Server, cases: Any) -> None:
     with two.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
         events = data_of(response.iter_lines())
     assert "".join(event["choices"][0]["text"] for event in events[:-1]) == text
+
+
+def test_pages_are_told_while_they_are_held_and_after(two: Server) -> None:
+    pages = two.metric("lopa_cache_pages")
+    assert pages == 512 / 64
+    body = {"prompt": "Hello", "max_tokens": 400, "block_size": 4, "threshold": 1.0, "stream": True}
+    with two.http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()  # held: it closes the stream when it goes
+        next(lines)
+        until(lambda: two.metric("lopa_cache_pages_used") > 1, 10, two)
+    until(lambda: two.slots() == [], 5, two)  # the client has left, and nothing runs any more
+    until(lambda: two.metric("lopa_cache_pages_used") <= 1, 10, two)  # a prefix may be kept
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,4 +1,7 @@
-"""Two replicas on a local Ray cluster: requests are spread, and a lost replica loses none."""
+"""Replicas on a local Ray cluster: they come and go with the load; lost ones cost no request.
+
+Those that are lost are groups of ranks.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving_support import Server, data_of, is_alive, until
+from serving_support import Server, data_of, descendants, is_alive, until
 
 from lopa import LLM, DecodeConfig
-from lopa.errors import ConfigError
+from lopa.errors import ConfigError, LopaError
 
 pytestmark = pytest.mark.ray
 
@@ -25,68 +29,212 @@ SLOW: dict[str, Any] = {
     "append_at": 1.0,
     "attention": "block",
 }
+JOBS = "lopa_replica_jobs_total"
+LOCAL = {"RAY_ADDRESS": "", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def by_replica(server: Server, name: str) -> dict[int, float]:
+    """A metric by the process of the replica."""
+    pattern = re.compile(rf'{name}\{{replica="[^"]*:(\d+)"\}} (\S+)')
+    found = pattern.findall(server.http.get("/metrics").text)
+    return {int(pid): float(value) for pid, value in found}
+
+
+def replicas(server: Server) -> list[int]:
+    """Processes of the replicas that are up now."""
+    return sorted(by_replica(server, "lopa_ranks_alive"))
+
+
+def ask(server: Server, number: int) -> str:
+    """An answer of a hundred rounds, every other one as a stream."""
+    body = {"prompt": f"Hello {number}", "max_tokens": 100, **SLOW}
+    if number % 2:
+        answer = server.post("/v1/completions", **body)
+        assert answer.status_code == 200, answer.text
+        text: str = answer.json()["choices"][0]["text"]
+        return text
+    with server.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        *chunks, end = data_of(response.iter_lines())
+    assert end == "[DONE]"
+    assert "error" not in chunks[-1], chunks[-1]
+    return "".join(chunk["choices"][0]["text"] for chunk in chunks)
+
+
+@pytest.fixture(scope="module")
+def alone(llm: LLM) -> list[str]:
+    """What the model answers that is asked nothing else."""
+    config = DecodeConfig(max_new_tokens=100, **SLOW)
+    return [llm.generate(f"Hello {number}", config).text for number in range(16)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, on import
+def test_how_replicas_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
+
+    from lopa.serving import ray as placing
+    from lopa.serving.ray import app, build, gpus_of
+    from lopa.serving.settings import EngineConfig, ServeConfig
+
+    def replica(application: Any) -> Any:
+        return application._bound_deployment.init_args[3]._bound_deployment
+
+    def run(**options: str) -> Any:
+        """As `serve run` does."""
+        return call_user_app_builder_with_args_if_necessary(app, options)
+
+    resources = {"CPU": 64.0, "GPU": 8.0}
+    monkeypatch.setattr(placing.ray, "cluster_resources", lambda: resources)
+    ranks = {"branch_parallel": "2", "tensor_parallel": "2"}
+    found = replica(run(replicas="2", gpus="4", threshold="0.5", **ranks))
+    assert found._deployment_config.num_replicas == 2
+    options = found._replica_config
+    assert options.placement_group_bundles == [{"CPU": 4.0, "GPU": 4.0}]
+    assert options.placement_group_strategy == "STRICT_PACK"
+    # Ray shows an actor the devices that it asks for itself.
+    assert (options.ray_actor_options["num_cpus"], options.ray_actor_options["num_gpus"]) == (4, 4)
+    assert found.init_args[0]["decoding"] == {"threshold": 0.5}
+    assert found.init_args[0]["branch_parallel"] == 2
+    halves = replica(run(gpus="0.5"))._replica_config
+    assert halves.placement_group_bundles == [{"CPU": 1.0, "GPU": 0.5}]
+
+    engine = EngineConfig(model="tiny")
+    assert gpus_of(engine) == 1
+    assert gpus_of(EngineConfig(model="tiny", llm={"device": "cpu"}, branch_parallel=2)) == 0
+    with pytest.raises(ConfigError, match="give --device cuda"):
+        gpus_of(EngineConfig(model="tiny", llm={"device": "cuda:1"}))
+    del resources["GPU"]
+    assert gpus_of(engine) == 0
+    with pytest.raises(ConfigError, match="no GPU"):
+        gpus_of(EngineConfig(model="tiny", llm={"device": "cuda"}))
+
+    two = EngineConfig(model="tiny", branch_parallel=2)
+    nodes = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": gpus}} for gpus in (1.0, 3.0)]
+    monkeypatch.setattr(placing.ray, "nodes", lambda: nodes)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    placing._check_room(placing.bundle(two, gpus=2), 1)
+    with pytest.raises(LopaError, match="room for 1 of 2 replicas, 2 CPU and 2 GPU on one node"):
+        placing._check_room(placing.bundle(two, gpus=2), 2)
+
+    scaled = replica(build(ServeConfig(), engine, replicas=1, max_replicas=3))
+    scaling = scaled._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas) == (1, 3)
+    assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (30, 600)
+    with pytest.raises(ConfigError, match="unknown option banana"):
+        run(banana="1")
+    with pytest.raises(ConfigError, match="max_queue"):
+        run(max_queue="many")
+    monkeypatch.setenv("LOPA_API_KEY", "one two")
+    assert run()._bound_deployment.init_args[0]["api_key"] == ("one", "two")
+    with pytest.raises(ConfigError, match="no fewer"):
+        build(ServeConfig(), engine, replicas=2, max_replicas=1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_why_replicas_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lopa.serving import ray as placing
+
+    said = "3 times in a row\n  File ...\nlopa.errors.LopaError: model x does not exist: give one\n"
+    replica = SimpleNamespace(message=said)
+    applications = {"lopa": SimpleNamespace(deployments={"replica": replica})}
+    monkeypatch.setattr(placing.serve, "status", lambda: SimpleNamespace(applications=applications))
+    assert placing._why(RuntimeError("failed")) == "model x does not exist: give one"
+    applications.clear()
+    assert placing._why(RuntimeError("Deploying\nfailed")) == "failed"
+
+
+def test_replicas_come_and_go_with_the_load(chat_folder: Path, alone: list[str]) -> None:
+    scaling = ("--replicas", "1", "--max-replicas", "2", "--max-running", "2")
+    delays = ("--scale-up-seconds", "1", "--scale-down-seconds", "1")
+    often = {"RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5"}
+    options = ("--model", str(chat_folder), *scaling, *delays)
+    with Server(*options, patience=120, **LOCAL, **often) as server:
+        (first,) = replicas(server)
+        with ThreadPoolExecutor(8) as pool:
+            for _ in range(30):
+                assert list(pool.map(lambda number: ask(server, number), range(8))) == alone[:8]
+                if len(by_replica(server, JOBS)) == 2:
+                    break
+        engines = {pid: descendants(pid) for pid in by_replica(server, JOBS)}
+        assert set(engines) == {first, *engines} == set(replicas(server))
+        assert len(engines) == 2
+        # And while one of them goes.
+        while len(replicas(server)) == 2:
+            assert ask(server, 0) == alone[0]
+        (left,) = until(lambda: len(found := replicas(server)) == 1 and found, 30, server)
+        (gone,) = set(engines) - {left}
+        until(lambda: not [pid for pid in (gone, *engines[gone]) if is_alive(pid)], 30)
+        assert ask(server, 1) == alone[1]
+        assert server.metric("lopa_replica_jobs_retried_total") == 0
+        assert server.metric("lopa_replicas") == 1
+        # A stop finishes what is running.
+        with ThreadPoolExecutor(1) as pool:
+            last = pool.submit(ask, server, 0)
+            until(lambda: any(slot["rounds"] for slot in server.slots()), 10, server)
+            assert server.stop(seconds=60) == 0
+            assert last.result() == alone[0]
 
 
 @pytest.fixture(scope="module")
 def cluster(chat_folder: Path) -> Iterator[Server]:
-    local = {"RAY_ADDRESS": "", "RAY_USAGE_STATS_ENABLED": "0"}
-    with Server(
-        "--model", str(chat_folder), "--replicas", "2", "--max-running", "4", patience=120, **local
-    ) as server:
+    """Two replicas of two ranks."""
+    options = ("--replicas", "2", "--branch-parallel", "2", "--max-running", "4")
+    with Server("--model", str(chat_folder), *options, patience=120, **LOCAL) as server:
         yield server
-        pids = replicas(server)
-    for pid in pids:
-        until(lambda pid=pid: not is_alive(pid), 20)  # type: ignore[misc]
+        left = [pid for replica in replicas(server) for pid in (replica, *descendants(replica))]
+        assert len(left) >= 5  # a replica, its engine, the nursery and two ranks
+    until(lambda: not [pid for pid in left if is_alive(pid)], 20)
 
 
-def replicas(server: Server) -> dict[int, float]:
-    """Jobs by the process of the replica that was given them."""
-    pattern = re.compile(r'lopa_replica_jobs_total\{replica="[^"]*:(\d+)"\} (\S+)')
-    found = pattern.findall(server.http.get("/metrics").text)
-    return {int(pid): float(count) for pid, count in found}
+def test_what_is_shown_of_replicas(cluster: Server) -> None:
+    ranks = by_replica(cluster, "lopa_ranks_alive")
+    assert list(ranks.values()) == [2, 2]
+    assert cluster.metric("lopa_replicas") == 2
+    assert by_replica(cluster, "lopa_engine_restarts") == dict.fromkeys(ranks, 0)
+    assert by_replica(cluster, "lopa_cache_tokens") == dict.fromkeys(ranks, 0)
+    pages, used = (by_replica(cluster, f"lopa_cache_{name}") for name in ("pages", "pages_used"))
+    assert pages.keys() == used.keys() == ranks.keys()
+    assert all(0 <= used[pid] < pages[pid] for pid in ranks)
+    assert cluster.http.get("/health").json()["state"] == "ready"
 
 
-def test_requests_are_spread_and_none_is_lost(cluster: Server, llm: LLM) -> None:
-    def ask(number: int) -> str:
-        body = {"prompt": f"Hello {number}", "max_tokens": 100, **SLOW}
-        if number % 2:
-            answer = cluster.post("/v1/completions", **body)
-            assert answer.status_code == 200, answer.text
-            text: str = answer.json()["choices"][0]["text"]
-            return text
-        with cluster.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as r:
-            *chunks, end = data_of(r.iter_lines())
-        assert end == "[DONE]"
-        assert "error" not in chunks[-1], chunks[-1]
-        return "".join(chunk["choices"][0]["text"] for chunk in chunks)
-
+def test_requests_are_spread_and_none_is_lost(cluster: Server, alone: list[str]) -> None:
+    before = replicas(cluster)
+    families = {pid: descendants(pid) for pid in before}
+    assert [len(family) for family in families.values()] == [4, 4]
     with ThreadPoolExecutor(16) as pool:
-        answers = [pool.submit(ask, number) for number in range(16)]
-        until(lambda: len(replicas(cluster)) == 2, 30, cluster)
+        answers = [pool.submit(ask, cluster, number) for number in range(16)]
+        until(lambda: len(by_replica(cluster, JOBS)) == 2, 30, cluster)
         until(lambda: sum(slot["rounds"] > 0 for slot in cluster.slots()) >= 4, 30, cluster)
-        victim = min(replicas(cluster))
-        os.kill(victim, signal.SIGKILL)
+        # One replica goes with all that is its own; of the other, one rank.
+        victim, other = before
+        rank = families[other][-1]
+        for pid in (*families[victim], victim, rank):
+            os.kill(pid, signal.SIGKILL)
         texts = [answer.result() for answer in answers]
-    for number, text in enumerate(texts):
-        config = DecodeConfig(max_new_tokens=100, **SLOW)
-        assert text == llm.generate(f"Hello {number}", config).text
-    assert cluster.metric("lopa_engine_restarts") >= 1
-    assert not is_alive(victim)
+    assert texts == alone
+    assert cluster.metric("lopa_replica_jobs_retried_total") >= 1
+    assert not [pid for pid in (*families[victim], victim, rank) if is_alive(pid)]
 
-    # And another one takes its place.
-    def three() -> bool:
-        cluster.complete(max_tokens=1)
-        return len(replicas(cluster)) == 3
+    # And others take their places.
+    def mended() -> bool:
+        ranks = by_replica(cluster, "lopa_ranks_alive")
+        return list(ranks.values()) == [2, 2] and victim not in ranks and other in ranks
 
-    until(three, 60, cluster)
+    until(mended, 60, cluster)
+    assert by_replica(cluster, "lopa_engine_restarts")[other] == 0  # a rank is no engine
+    assert cluster.complete(max_tokens=1).status_code == 200
 
 
 def test_a_client_that_leaves_is_noticed(cluster: Server) -> None:
     body = {"prompt": "Hello", "max_tokens": 500, "stream": True, **SLOW}
     with cluster.http.stream("POST", "/v1/completions", json=body) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # held: it closes the stream when it goes
+        next(lines)
+        until(lambda: any(by_replica(cluster, "lopa_cache_tokens").values()), 10, cluster)
     until(lambda: cluster.slots() == [], 5, cluster)
     assert cluster.metric("lopa_answers_dropped_total") == 1
+    # The engine lets go of it too.
+    until(lambda: not any(by_replica(cluster, "lopa_cache_tokens").values()), 10, cluster)
 
 
 def test_bad_requests_are_told_as_ever(cluster: Server) -> None:
@@ -94,25 +242,11 @@ def test_bad_requests_are_told_as_ever(cluster: Server) -> None:
     assert cluster.complete(banana=1).json()["error"]["param"] == "banana"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, on import
-def test_how_replicas_are_placed() -> None:
-    from lopa.serving.ray import Arguments, app, build
-    from lopa.serving.settings import EngineConfig, ServeConfig
-
-    def replica(application: Any) -> Any:
-        return application._bound_deployment.init_args[3]._bound_deployment
-
-    found = replica(app(Arguments(replicas=2, gpus=4, threshold="0.5")))  # type: ignore[call-arg]
-    config = found._deployment_config
-    assert config.num_replicas == 2
-    options = found._replica_config
-    assert options.placement_group_bundles == [{"CPU": 1.0, "GPU": 1.0}] * 4
-    assert options.placement_group_strategy == "STRICT_PACK"
-    assert found.init_args[0]["decoding"] == {"threshold": 0.5}
-    engine = EngineConfig(model="tiny")
-    scaled = replica(build(ServeConfig(), engine, replicas=1, max_replicas=3))
-    assert scaled._deployment_config.autoscaling_config.max_replicas == 3
-    with pytest.raises(ConfigError, match="unknown option banana"):
-        app(Arguments(banana="1"))  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match="no fewer"):
-        build(ServeConfig(), engine, replicas=2, max_replicas=1)
+def test_a_replica_that_is_killed_leaves_nothing(cluster: Server) -> None:
+    """Its engine and ranks go by themselves, idle as they are."""
+    victim = replicas(cluster)[0]
+    family = descendants(victim)
+    assert len(family) == 4
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: not [pid for pid in family if is_alive(pid)], 10)
+    assert cluster.complete(max_tokens=1).status_code == 200

@@ -111,6 +111,14 @@ def serve(
         int | None,
         _option("max_replicas", "With --replicas: start more, up to this, as needed", _RUNNING),
     ] = None,
+    scale_up_seconds: Annotated[
+        float | None,
+        _option("scale_up_seconds", "With --max-replicas: load that asks for more", _RUNNING),
+    ] = None,
+    scale_down_seconds: Annotated[
+        float | None,
+        _option("scale_down_seconds", "With --max-replicas: time before fewer do", _RUNNING),
+    ] = None,
     drain_seconds: Annotated[
         float | None,
         _option("drain_seconds", "Time that answers have left when the server stops", _RUNNING),
@@ -134,6 +142,8 @@ def serve(
         "max_queue": max_queue,
         "max_body_bytes": max_body_bytes,
         "max_choices": max_choices,
+        "scale_up_seconds": scale_up_seconds,
+        "scale_down_seconds": scale_down_seconds,
         "drain_seconds": drain_seconds,
         "stall_seconds": stall_seconds,
         "log_format": log_format,
@@ -160,10 +170,10 @@ def serve(
     )
     if launched() is not None:
         raise ConfigError("lopa serve starts ranks of its own: run it without torchrun")
-    if replicas is not None and engine.ranks > 1:
-        raise ConfigError("--replicas is for replicas of one rank: leave it out, or the ranks")
     if replicas is None and max_replicas is not None:
         raise ConfigError("max-replicas goes with --replicas: give both")
+    if max_replicas is None and (scale_up_seconds, scale_down_seconds) != (None, None):
+        raise ConfigError("scale-up-seconds and scale-down-seconds go with --max-replicas: give it")
     extra = "serve" if replicas is None else "ray"
     try:
         if replicas is None:

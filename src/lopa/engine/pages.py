@@ -40,6 +40,10 @@ class Pages:
     def free(self) -> int:
         return len(self._free)
 
+    @property
+    def used(self) -> int:
+        return self.count - self.free
+
     def take(self, count: int) -> list[int] | None:
         """`count` pages, or None when there are not so many."""
         if count > len(self._free):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ def places(device: str, ranks: int, pin: bool = False) -> list[Place]:
     kind = choose_device(device)
     if kind.type == "cpu":
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        each = max(1, (len(cores) or os.cpu_count() or 1) // ranks)
+        each = max(1, min((len(cores) or os.cpu_count() or 1) // ranks, _most_threads()))
         pin = pin and ranks <= len(cores)
         return [
             Place("cpu", each, tuple(cores[i * each : (i + 1) * each]) if pin else ())
@@ -42,6 +43,12 @@ def places(device: str, ranks: int, pin: bool = False) -> list[Place]:
         return [Place(str(kind))]
     count = torch.accelerator.device_count()
     return [Place(f"{kind.type}:{i % count}") for i in range(ranks)]
+
+
+def _most_threads() -> int:
+    """What OMP_NUM_THREADS allows a process."""
+    given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    return int(given) if given.isdigit() else sys.maxsize
 
 
 def settle(place: Place) -> torch.device:

@@ -131,7 +131,7 @@ class RankLLM(LLM):
             self.model, mesh.least(tokens), reuse=reuse, step=step, warmup=self._warmup
         )
         local.step.find = self._find
-        self.room = local.room
+        self.room, self.pages = local.room, local.pages
         return self._kind(local, mesh)
 
     def _make_session(self, decoder: Decoder, ids: Sequence[int], limit: int | None) -> RankSession:

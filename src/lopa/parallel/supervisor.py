@@ -132,6 +132,7 @@ class Supervisor(Engine):
         self._next = 0
         self._told: deque[tuple[list[Told], list[int]]] = deque()
         self.room = 0  # tokens of an empty cache: the same on every rank
+        self.pages: tuple[int, int] | None = None  # of the cache: held, and in all
         self._processes: list[_Process] = []
         self._failures: list[int | None] = []  # ranks to blame since the last round
         self._proven = False  # this group has finished a round
@@ -174,7 +175,7 @@ class Supervisor(Engine):
         while self.busy:
             try:
                 if not self._told:
-                    self._listen()
+                    self._listen(self._timeout / 20)
                     continue
                 return self._take(*self._told.popleft())
             except _LostError as lost:
@@ -184,8 +185,12 @@ class Supervisor(Engine):
     def tend(self) -> None:
         """Replace the group if a rank has ended while nothing ran; `step` sees to it otherwise."""
         gone = [process.rank for process in self._processes if not process.runs]
-        if gone or not self._processes:
-            self._rebuild(_LostError(gone[0] if gone else None, "it is gone"))
+        try:
+            if gone:
+                raise _LostError(gone[0], "it is gone")
+            self._listen(0)
+        except _LostError as lost:
+            self._rebuild(lost)
 
     def end(self) -> None:
         """Drop every session and end every process; safe to call twice."""
@@ -261,14 +266,14 @@ class Supervisor(Engine):
 
     # -- watching -----------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        """Wait for a sign of life from any rank, and take in what it says."""
+    def _listen(self, seconds: float) -> None:
+        """Wait so long for a sign of life from any rank, and take in what it says."""
         if not self._processes:
             raise _LostError(None, "it has ended")
         if time.monotonic() - self._listened > self._timeout / 4:  # what is there counts as fresh
             self._hear_afresh()
         self._listened = time.monotonic()
-        for process in self._readable(self._timeout / 20):
+        for process in self._readable(seconds):
             try:
                 messages = process.channel.waiting()
             except (EOFError, OSError):
@@ -306,6 +311,8 @@ class Supervisor(Engine):
         elif kind == "ready":
             process.ready, process.phase = True, "idle"
             self.room = rest[0]
+        elif kind == "pages":
+            self.pages = rest[0]
         elif kind == "error":  # of the request or the model: another group would fail likewise
             self._end_processes()
             raise rest[0]
@@ -410,7 +417,7 @@ class Supervisor(Engine):
                     raise _LostError(None, "the nursery is gone") from None
             self._processes.append(_Process(number, pid, _handle(pid), Channel(here)))
         while not all(process.ready for process in self._processes):
-            self._listen()
+            self._listen(self._timeout / 20)
         self._tell("limits", self.max_running, self.token_budget)
         for session in [*self.running, *self.waiting]:
             number = self._numbers[id(session)]

@@ -191,6 +191,15 @@ def _serve(llm: RankLLM, ear: _Ear, pulse: _Pulse, voice: _Voice) -> None:
     engine = Engine(runner)
     sessions: dict[int, RankSession] = {}
     done = 0  # commands carried out
+    told: tuple[int, int] | None = None
+
+    def tell_pages() -> None:
+        nonlocal told
+        held = llm.pages.used, llm.pages.count
+        if llm.mesh.rank == 0 and held != told:
+            voice.say("pages", held)
+            told = held
+
     while True:
         while done < runner.agreed or not engine.busy:
             if not engine.busy:  # so is every rank: all wait for the same command
@@ -198,6 +207,7 @@ def _serve(llm: RankLLM, ear: _Ear, pulse: _Pulse, voice: _Voice) -> None:
             _carry_out(ear.command(done), llm, engine, sessions)
             ear.commands[done] = ()  # only how many there were is needed from now on
             done += 1
+            tell_pages()
         pulse.enter("host")
         events = engine.step()
         if llm.mesh.rank == 0:
@@ -205,6 +215,7 @@ def _serve(llm: RankLLM, ear: _Ear, pulse: _Pulse, voice: _Voice) -> None:
         for session, event in events:
             if event.output is not None:
                 del sessions[session.number]  # type: ignore[attr-defined]
+        tell_pages()
 
 
 def _told(runner: _Listening, events: Sequence[tuple[Session, Event]]) -> list[Told]:

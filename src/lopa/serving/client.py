@@ -24,7 +24,7 @@ from typing import Any
 
 from lopa.serving.flow import Flow, Observer, Sink
 from lopa.serving.jobs import Failed, Finished, Job, unpack
-from lopa.serving.problems import ApiError
+from lopa.serving.problems import check_room, loading, shutting_down
 from lopa.serving.settings import EngineConfig
 from lopa.serving.wire import frame, receive
 
@@ -86,22 +86,10 @@ class Client:
 
     def submit(self, jobs: list[Job], sink: Sink) -> list[Flow]:
         if self._draining:
-            raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=1)
+            raise shutting_down()
         if not self.engine:
-            raise ApiError(
-                503, "the model is still loading: try again soon", code="loading", retry_after=2
-            )
-        if len(jobs) > self.capacity:
-            raise ApiError(
-                400, f"{len(jobs)} answers are asked for at once: ask for {self.capacity} or fewer"
-            )
-        if len(self._flows) + len(jobs) > self.capacity:
-            raise ApiError(
-                429,
-                f"{len(self._flows)} requests are in line already: try again later",
-                code="queue_full",
-                retry_after=self._retry_after(),
-            )
+            raise loading()
+        check_room(len(jobs), len(self._flows), self.capacity, self._retry_after())
         flows = [Flow(job, i, sink, self._observer) for i, job in enumerate(jobs)]
         self._flows.update((flow.job.id, flow) for flow in flows)
         self._pump()
@@ -111,6 +99,9 @@ class Client:
         if self._flows.pop(flow.job.id, None) is not None and flow.submitted:
             self._send("abort", flow.job.id)
             self._pump()
+
+    async def refresh(self) -> None:
+        """The engine tells by itself."""
 
     def gauges(self) -> dict[str, float | None]:
         """What `/metrics` shows of the engine as it is."""
@@ -188,10 +179,10 @@ class Client:
             )
         self.pid = process.pid
         ours.setblocking(False)
-        reader, writer = await asyncio.open_connection(sock=ours)
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
         stuck = asyncio.create_task(self._watch_for_stall())
         try:
-            writer.write(frame(asdict(self.config)))
+            writer.write(frame(self._settings()))
             while (message := await receive(reader)) is not None:
                 self._heard = time.monotonic()
                 if "log" in message:
@@ -209,6 +200,14 @@ class Client:
             stuck.cancel()
             writer.close()  # which tells it to go; it may be in the middle of a long round
             await asyncio.to_thread(_end, process)
+
+    def _settings(self) -> dict[str, Any]:
+        """For an engine. What the first one measured holds for the next, or `branches="auto"`
+        would have jobs that are submitted again take another course."""
+        settings = asdict(self.config)
+        if cost := self.engine.get("round_cost"):
+            settings["llm"].setdefault("round_cost", cost)
+        return settings
 
     def _is_up(self, engine: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         self.engine = engine
@@ -261,7 +260,7 @@ class Client:
         else:
             todo = [flow for flow in self._flows.values() if not flow.submitted]
         for flow in todo:
-            flow.submitted = True
+            flow.give()
             self._send("submit", asdict(flow.job))
 
     def _send(self, verb: str, what: Any) -> None:

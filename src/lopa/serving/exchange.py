@@ -10,7 +10,7 @@ from typing import Any
 from starlette.types import Receive
 
 from lopa.serving.flow import Backend, Flow
-from lopa.serving.jobs import Accepted, Event, Failed, Finished, Job
+from lopa.serving.jobs import Accepted, Advance, Event, Failed, Finished, Job
 from lopa.serving.metrics import Metrics
 from lopa.serving.problems import of_failure
 
@@ -30,8 +30,13 @@ class Exchange:
         self._backend = backend
         self._metrics = metrics
         self._queue: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
-        self.flows: list[Flow] = backend.submit(jobs, lambda i, e: self._queue.put_nowait((i, e)))
+        self._streams = any(job.stream for job in jobs)
+        self.flows: list[Flow] = backend.submit(jobs, self._put)
         self._watch = asyncio.create_task(self._until_gone(receive))
+
+    def _put(self, index: int, event: Event) -> None:
+        if self._streams or not isinstance(event, Advance):  # nobody reads half an answer
+            self._queue.put_nowait((index, event))
 
     def __enter__(self) -> Exchange:
         return self
@@ -64,7 +69,8 @@ class Exchange:
         left = len(self.flows)
         while left:
             try:
-                found = await asyncio.wait_for(self._queue.get(), KEEP_ALIVE)
+                async with asyncio.timeout(KEEP_ALIVE):
+                    found = await self._queue.get()
             except TimeoutError:
                 yield None
                 continue

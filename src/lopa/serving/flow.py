@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from lopa.serving.jobs import Accepted, Advance, Event, Failed, Finished, Job, Token
 from lopa.serving.problems import of_failure
 
 Sink = Callable[[int, Event], None]  # (index of the flow in its request, event)
+# Name → value, None where it is not known; or values by replica.
+Gauges = Mapping[str, float | Mapping[str, float] | None]
 
 
 class Observer(Protocol):
@@ -48,15 +50,24 @@ class Flow:
         self.filled = 0
         self.attempts = 0  # engines lost in a row while it ran, without any progress
         self.submitted = False  # an engine has it now
+        self.handed: float | None = None  # seconds until one had it for the first time
         self.running = False  # and has run a round of it
         self.dropped = False  # nobody waits for it any more
+        self._restarted = False
         self._sink = sink
         self._observer = observer
         self._replayed: tuple[int, str, list[Token]] | None = None  # progress of a later attempt
 
+    def give(self) -> None:
+        """An engine has it now."""
+        self.submitted = True
+        if self.handed is None:
+            self.handed = self.seconds
+
     def again(self) -> None:
         """The engine is gone; from here on events are those of another attempt."""
         self.submitted = self.running = False
+        self._restarted = True
         self._replayed = (0, "", []) if self.rounds else None
 
     def take(self, event: Event) -> None:
@@ -115,6 +126,16 @@ class Flow:
     def seconds(self) -> float:
         return time.monotonic() - self.began
 
+    @property
+    def elsewhere(self) -> float | None:
+        """Seconds of its time that were not the API's: until an engine had it, and in there.
+
+        None where they are not known: it failed, or an engine was lost on the way.
+        """
+        if self._restarted or self.handed is None or not isinstance(self.end, Finished):
+            return None
+        return self.handed + self.end.engine_seconds
+
     def describe(self) -> dict[str, Any]:
         """A line of `/slots`."""
         known = self.accepted.done() and not self.accepted.exception()
@@ -145,7 +166,10 @@ class Backend(Protocol):
         """Nobody waits for it any more; its slot is free within a round."""
 
     def flows(self) -> list[Flow]: ...
-    def gauges(self) -> dict[str, float | None]: ...
+    async def refresh(self) -> None:
+        """Bring `ready`, `state` and `gauges` up to date, where that takes a question."""
+
+    def gauges(self) -> Gauges: ...
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
     def drain(self) -> None:

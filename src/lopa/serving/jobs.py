@@ -75,7 +75,7 @@ class Finished:
     tpf: float
     seconds: float  # spent in its rounds
     queue_seconds: float  # waited before them
-    engine_seconds: float  # in all, from acceptance to the end
+    engine_seconds: float  # in all, from the job's coming to the end
     line: str | None = None  # denoise: the `end` line, as JSON
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -35,6 +35,11 @@ class Metrics:
         self.replica_jobs = Counter(
             "lopa_replica_jobs", "Answers given to a replica", ["replica"], registry=registry
         )
+        self.retried = Counter(
+            "lopa_replica_jobs_retried",
+            "Answers whose replica was lost, given to another",
+            registry=registry,
+        )
         self.tokens = Counter(
             "lopa_tokens_committed", "Tokens of finished answers", registry=registry
         )
@@ -55,6 +60,12 @@ class Metrics:
         )
         self.answer_seconds = _seconds(
             "lopa_answer_seconds", "From request to the end of an answer", registry
+        )
+
+        self.overhead = _seconds(
+            "lopa_api_overhead_seconds",
+            "From a request's last byte to its answer's, less the time in the engine",
+            registry,
         )
 
     def watch(self, backend: Backend) -> None:
@@ -96,7 +107,12 @@ class _State:
         found = self._backend.gauges()
         for name, what in _GAUGES.items():
             value = found.get(name)
-            if value is not None:
+            if isinstance(value, Mapping):
+                family = GaugeMetricFamily(f"lopa_{name}", what, labels=["replica"])
+                for replica, one in value.items():
+                    family.add_metric([replica], float(one))
+                yield family
+            elif value is not None:
                 yield GaugeMetricFamily(f"lopa_{name}", what, value=float(value))
 
 

@@ -46,18 +46,27 @@ class Identified:
         logs.request_id.set(own)
         notes: dict[str, Any] = {}
         scope.setdefault("state", {})["notes"] = notes
-        began = time.perf_counter()
+        began = written = time.perf_counter()
+        received: float | None = None  # the last byte of the request
         status = 0
 
+        async def receive_timed() -> Message:
+            nonlocal received
+            message = await receive()
+            if received is None and not message.get("more_body"):
+                received = time.perf_counter()
+            return message
+
         async def send_with_id(message: Message) -> None:
-            nonlocal status
+            nonlocal status, written
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = own
             await send(message)
+            written = time.perf_counter()
 
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive_timed, send_with_id)
         except Exception:
             log.exception("failed", extra={"path": scope["path"]})
             if not status:
@@ -66,6 +75,8 @@ class Identified:
             route = scope.get("route")
             path = getattr(route, "path", None) or "unknown"  # never what a stranger made up
             self._metrics.requests.labels(_method(scope), path, str(status)).inc()
+            if "engine_seconds" in notes and received is not None:  # an answer was made
+                self._metrics.overhead.observe(written - received - notes["engine_seconds"])
             level = logging.DEBUG if scope["path"].startswith(_QUIET) else logging.INFO
             line = {
                 "method": scope["method"],

@@ -195,16 +195,15 @@ class EventStream(Response):
                 )
                 async for line in self._lines:
                     await _send_part(send, f"data: {line}\n\n" if line else ": waiting\n\n")
-                await _send_part(send, f"data: {DONE}\n\n")
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await _send_part(send, f"data: {DONE}\n\n", more=False)
             except Gone:
                 self._notes["finish"] = "gone"
                 return
         _note_ends(self._exchange, self._notes)
 
 
-async def _send_part(send: Send, text: str) -> None:
-    await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+async def _send_part(send: Send, text: str, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
 
 
 def _note_ends(exchange: Exchange, notes: dict[str, Any]) -> None:
@@ -214,3 +213,7 @@ def _note_ends(exchange: Exchange, notes: dict[str, Any]) -> None:
     notes["tokens"] = sum(end.tokens for end in ends)
     notes["rounds"] = sum(end.rounds for end in ends)
     notes["finish"] = ",".join([*failed, *(end.finish for end in ends)])
+    spent = [flow.elsewhere for flow in exchange.flows]
+    known = [seconds for seconds in spent if seconds is not None]
+    if len(known) == len(spent):
+        notes["engine_seconds"] = round(max(known), 6)  # of answers made side by side

@@ -24,6 +24,7 @@ class Operations:
         self.router.get("/slots", summary="What each request is doing")(self.slots)
 
     async def ready(self) -> JSONResponse:
+        await self.backend.refresh()
         ready = self.backend.ready
         body = {"live": True, "ready": ready, "state": self.backend.state}
         return JSONResponse(body, 200 if ready else 503)
@@ -32,6 +33,7 @@ class Operations:
         return JSONResponse({"live": True})
 
     async def metrics(self) -> Response:
+        await self.backend.refresh()
         return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def slots(self) -> JSONResponse:

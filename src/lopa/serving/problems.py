@@ -65,6 +65,25 @@ class ApiError(Exception):
         await self.response()(scope, _nothing, send)
 
 
+def shutting_down() -> ApiError:
+    return ApiError(503, "the server is shutting down", code="shutting_down", retry_after=1)
+
+
+def loading() -> ApiError:
+    message = "the model is still loading: try again soon"
+    return ApiError(503, message, code="loading", retry_after=2)
+
+
+def check_room(asked: int, in_line: int, capacity: int, retry_after: int) -> None:
+    """ApiError when more answers are asked for than there is room for, now or ever."""
+    if asked > capacity:
+        message = f"{asked} answers are asked for at once: ask for {capacity} or fewer"
+        raise ApiError(400, message)
+    if in_line + asked > capacity:
+        message = f"{in_line} requests are in line already: try again later"
+        raise ApiError(429, message, code="queue_full", retry_after=retry_after)
+
+
 async def _nothing() -> Message:
     return {"type": "http.disconnect"}
 

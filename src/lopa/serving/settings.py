@@ -26,6 +26,12 @@ class EngineConfig:
     tensor_parallel: int = 1
     rank_timeout: float | None = None
 
+    def __post_init__(self) -> None:
+        for name, least in (("max_running", 1), ("token_budget", 1), ("max_request_tokens", 2)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} must be at least {least}: got {value}")
+
     @property
     def ranks(self) -> int:
         return self.branch_parallel * self.tensor_parallel
@@ -43,6 +49,8 @@ class ServeConfig:
     max_choices: int = 16  # answers that one request may ask for: prompts · n
     drain_seconds: float = 30.0
     stall_seconds: float = 300.0
+    scale_up_seconds: float = 30.0  # of more load than replicas should have
+    scale_down_seconds: float = 600.0  # of less
     log_format: str | None = None  # plain on a terminal, else JSON
 
     def __post_init__(self) -> None:
@@ -53,6 +61,9 @@ class ServeConfig:
             raise ConfigError(f"port must be between 0 and 65535: got {self.port}")
         if not self.drain_seconds >= 0:
             raise ConfigError(f"drain_seconds must be at least 0: got {self.drain_seconds}")
+        for name in ("scale_up_seconds", "scale_down_seconds"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} must be at least 0: got {getattr(self, name)}")
         if not self.stall_seconds > 0:
             raise ConfigError(f"stall_seconds must be above 0: got {self.stall_seconds}")
         if any(not key.strip() for key in self.api_key):

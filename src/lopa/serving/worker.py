@@ -13,160 +13,29 @@ is lost costs a pause; when the supervisor gives up (RankError), this process en
 
 from __future__ import annotations
 
-import json
-import math
+import gc
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lopa.config import RANK_TIMEOUT, DecodeConfig, options_of
 from lopa.errors import ConfigError, LopaError, PromptError, RankError
 from lopa.models.families import family_named
-from lopa.serving.jobs import Accepted, Advance, Event, Failed, Finished, Job, Token, pack
+from lopa.serving.jobs import Accepted, Event, Failed, Job, pack
 from lopa.serving.settings import EngineConfig
+from lopa.serving.task import Task
 from lopa.serving.wire import Channel
 
 if TYPE_CHECKING:
     from lopa.engine.llm import LLM
-    from lopa.engine.session import Event as Step
-    from lopa.engine.session import Session
     from lopa.parallel.supervisor import Supervisor
 
-MASK = "▁"
-_LEAST_LOGPROB = -9999.0  # what OpenAI's API says for a probability of nothing
-_SUMMARY_WITHOUT = ("text", "token_ids")
 _LOOK_EVERY = 1.0  # seconds between looks at idle ranks
-
-
-class Task:
-    """A job on its way through the engine: its session, and what has been reported of it."""
-
-    def __init__(self, job: Job, session: Session) -> None:
-        self.job = job
-        self.session = session
-        self.since = time.perf_counter()
-        self._queue_seconds: float | None = None
-        self._settled = 0
-        self._text: list[str] = []
-        self._probabilities: dict[int, float] = {}  # by position
-        self._shown: set[int] = set()  # tokens whose pieces have been sent
-
-    def accepted(self, max_tokens: int) -> Accepted:
-        ids = self.session.trace.prompt_ids
-        line = None
-        if self.job.denoise:
-            piece = self.session.tokenizer.piece if self.session.tokenizer else str
-            line = _line(
-                type="run",
-                id=self.job.id,
-                prompt_ids=ids,
-                prompt_pieces=[piece(i) for i in ids],
-                eos_ids=sorted(self.session.decoder.eos_ids),
-                settings=self.session.trace.settings,
-            )
-        return Accepted(prompt_tokens=len(ids), max_tokens=max_tokens, line=line)
-
-    def report(self, step: Step) -> Iterable[Event]:
-        """What a round comes to for whoever waits for it."""
-        record = step.round
-        if self._queue_seconds is None:
-            self._queue_seconds = time.perf_counter() - self.since - record.seconds
-        anchor = len(record.branches) - 1
-        text = step.text
-        if step.output is not None and self.session.tokenizer is None:
-            text = " ".join(map(str, step.output.token_ids))
-        yield Advance(
-            round=record.index,
-            text=text,
-            filled=sum(token != self.session.decoder.mask_id for token in step.tokens),
-            settled=self.session.taken,
-            seconds=record.seconds,
-            rank=0 if record.winner == anchor else record.winner + 1,
-            branches=len(record.branches),
-            tokens=self._tokens(step) if self.job.logprobs else [],
-            line=self._round_line(step, text) if self.job.denoise else None,
-        )
-        if step.output is not None:
-            output = step.output
-            yield Finished(
-                finish=output.finish,
-                tokens=output.tokens,
-                rounds=output.rounds,
-                tpf=output.tpf,
-                seconds=output.seconds,
-                queue_seconds=self._queue_seconds,
-                engine_seconds=time.perf_counter() - self.since,
-                line=self._end_line(step) if self.job.denoise else None,
-            )
-
-    def _tokens(self, step: Step) -> list[Token]:
-        """The tokens that became text in this round, with their probabilities when filled."""
-        record, tokenizer = step.round, self.session.tokenizer
-        won = record.branches[record.winner].lookahead
-        self._probabilities.update((fill.position, fill.max_prob) for fill in record.fills)
-        if won is not None:
-            self._probabilities[won.position] = won.max_prob
-        begin, self._settled = self._settled, self.session.taken
-        found = []
-        for index in range(begin, self._settled):
-            token = step.tokens[index]
-            probability = self._probabilities.get(self.session.decoder.prompt + index, 0.0)
-            text = tokenizer.piece(token) if tokenizer else str(token)
-            raw = tokenizer.to_bytes([token]) if tokenizer and tokenizer.is_byte_level else None
-            found.append(
-                Token(
-                    id=token,
-                    text=text,
-                    bytes=list(text.encode() if raw is None else raw),
-                    logprob=math.log(probability) if probability > 0 else _LEAST_LOGPROB,
-                )
-            )
-        return found
-
-    def _round_line(self, step: Step, text: str) -> str:
-        record = step.round
-        self._text.append(text)
-        seen = [fill.token for fill in record.fills]
-        seen += [ahead.token for ahead in record.spawned]
-        seen += [b.lookahead.token for b in record.branches if b.lookahead is not None]
-        return _line(
-            type="round",
-            **asdict(record),
-            text=text,
-            provisional=self._provisional(step.tokens),
-            pieces=self._pieces(seen),
-        )
-
-    def _end_line(self, step: Step) -> str:
-        assert step.output is not None
-        summary = step.output.summary()
-        return _line(
-            type="end",
-            token_ids=step.output.token_ids,
-            finish=step.output.finish,
-            text="".join(self._text),
-            summary={k: v for k, v in summary.items() if k not in _SUMMARY_WITHOUT},
-            pieces=self._pieces(step.output.token_ids),
-        )
-
-    def _provisional(self, tokens: list[int]) -> str:
-        """What stands to the right of the final text, as it may still turn out."""
-        mask, tokenizer = self.session.decoder.mask_id, self.session.tokenizer
-        piece = tokenizer.piece if tokenizer else str
-        return "".join(MASK if t == mask else piece(t) for t in tokens[self.session.taken :])
-
-    def _pieces(self, tokens: Iterable[int]) -> dict[str, str]:
-        if self.session.tokenizer is None:
-            return {}
-        fresh = sorted(set(tokens) - self._shown)
-        self._shown.update(fresh)
-        return {str(token): self.session.tokenizer.piece(token) for token in fresh}
 
 
 class Worker:
@@ -197,8 +66,13 @@ class Worker:
         session = self.open(job)[0].session
         while session.step() is not None:
             pass
-        if self._ranks is None and "lopa" in family_named(self.llm.config.family).decoders:
+        if self._is_timed:
             _ = self.llm.round_cost  # later on other sessions would be running beside the measure
+
+    @property
+    def _is_timed(self) -> bool:
+        """Whether rounds are, for `branches="auto"`."""
+        return self._ranks is None and "lopa" in family_named(self.llm.config.family).decoders
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -209,6 +83,7 @@ class Worker:
             "decoders": list(family_named(self.llm.config.family).decoders),
             "chat": bool(self.llm.tokenizer and self.llm.tokenizer.chat_template),
             "ranks": self._alive,
+            "round_cost": self.llm.round_cost.points if self._is_timed else None,
             "pid": os.getpid(),
         }
 
@@ -258,6 +133,7 @@ class Worker:
 
     def open(self, job: Job) -> tuple[Task, Accepted]:
         """Encode and check a job; LopaError says what is wrong with it."""
+        since = time.perf_counter()
         llm, given = self.llm, self._with_defaults(job.options)
         if isinstance(job.prompt, list) and len(job.prompt) > self.most_tokens:
             raise PromptError(
@@ -298,7 +174,7 @@ class Worker:
             )
         session = llm.session(ids, config, limit=limit)
         llm.runner.check(session.capacity)
-        task = Task(job, session)
+        task = Task(job, session, since)
         return task, task.accepted(limit or wanted)
 
     def _with_defaults(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -351,14 +227,21 @@ class Worker:
     def gauges(self) -> dict[str, Any]:
         """The engine as it is now."""
         running = list(self.engine.running)
-        pages = getattr(self.llm.runner, "pages", None)  # a paged cache has them
         return {
             "running": len(running),
             "waiting": len(self.engine.waiting),
             "ranks": self._alive,
             "cache_tokens": sum(session.capacity for session in running),
-            "pages": None if pages is None else (pages.count - pages.free, pages.count),
+            "pages": self._pages,
         }
+
+    @property
+    def _pages(self) -> tuple[int, int] | None:
+        """Of the cache: held, and in all; None where it has none, or nobody has said."""
+        if self._ranks is not None:
+            return self._ranks.pages
+        pages = getattr(self.llm.runner, "pages", None)
+        return None if pages is None else (pages.used, pages.count)
 
 
 def _param(error: LopaError, job: Job) -> str | None:
@@ -372,10 +255,6 @@ def _param(error: LopaError, job: Job) -> str | None:
 
 def _named(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _line(**record: Any) -> str:
-    return json.dumps(record, ensure_ascii=False, allow_nan=False)
 
 
 def main(descriptor: int) -> int:
@@ -393,6 +272,8 @@ def main(descriptor: int) -> int:
         llm = _load(config, lambda line: channel.send({"log": line}))
         worker = Worker(llm, config, channel)
         worker.warm_up()
+        gc.collect()
+        gc.freeze()  # the model and its libraries stay: looking at them takes 0.1 s each time
     except Exception as error:
         mended = isinstance(error, LopaError | OSError)
         message = str(error) if mended else _named(error)
