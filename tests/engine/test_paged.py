@@ -16,7 +16,8 @@ from lopa.engine.paged import PagedRunner
 from lopa.engine.pages import PAGE, Pages
 from lopa.engine.prefixes import Prefixes
 from lopa.engine.reference import ReferenceRunner
-from lopa.errors import CapacityError, LopaError
+from lopa.engine.step import Step
+from lopa.errors import CapacityError, ConfigError, LopaError
 from lopa.sequence import Plan
 
 MODELS = ["dream_0", "llada_a", "sdar_a", "fastdllm2_a"]
@@ -234,3 +235,19 @@ def test_the_longest_unused_prefix_goes_first() -> None:
     prefixes.make_room(3)  # the end of a chain before its beginning
     assert len(prefixes.find_pages([1] * PAGE + [2] * PAGE, 2 * PAGE)) == 1
     assert len(prefixes) == 1
+
+
+def test_the_step_is_warmed_up_before_the_first_request() -> None:
+    asked: list[int] = []
+
+    class Noted(Step):
+        def warm_up(self, tokens: int) -> None:
+            asked.append(tokens)
+
+    model = load("dream_0").model
+    PagedRunner(model, 64, step=Noted)
+    assert asked == []
+    PagedRunner(model, 64, step=Noted, warmup=96)
+    assert asked == [96]
+    with pytest.raises(ConfigError, match="warmup must be between 0"):
+        load("dream_0", warmup=-1)

@@ -91,6 +91,15 @@ def serve(
             "cache_tokens", "Room of the cache (default: what the device's memory allows)", _LIMITS
         ),
     ] = None,
+    warmup: Annotated[
+        int | None,
+        _option(
+            "warmup",
+            "On a GPU: be ready only when rounds of up to so many tokens are fast; else the first "
+            "of each size takes longer",
+            _LIMITS,
+        ),
+    ] = None,
     max_request_tokens: Annotated[
         int | None,
         _option(
@@ -155,6 +164,7 @@ def serve(
         "dtype": dtype,
         "quantize": quantize,
         "cache_tokens": cache_tokens,
+        "warmup": warmup,
     }
     engine = EngineConfig(
         model=model or default_model(),

@@ -80,7 +80,7 @@ def app(arguments: dict[str, str]) -> serve.Application:
     given = {"model": "tiny", **arguments}
     keys = given.pop("api_key", os.environ.get("LOPA_API_KEY", ""))
     origins = given.pop("cors_origin", "")
-    of_llm = _taken(given, ("adapter", "device", "dtype", "quantize", "cache_tokens"))
+    of_llm = _taken(given, ("adapter", "device", "dtype", "quantize", "cache_tokens", "warmup"))
     of_engine = _taken(given, _names(EngineConfig) - {"llm", "decoding"})
     of_cluster = _taken(given, _names(Arguments))
     of_server = _taken(given, _names(ServeConfig) - {"host", "port", "log_format"})
