@@ -54,5 +54,6 @@ def parity_config(case: dict[str, Any]) -> DecodeConfig:
         branches=0 if args["branches"] == 1 else args["branches"],
         score_fraction=args["branch_topp"],
         creation_weight=args["selection_conf_alpha"],
+        lookahead_eos=True,
         **common,
     )

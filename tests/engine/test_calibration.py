@@ -59,7 +59,7 @@ def test_the_same_cost_gives_the_same_answer(tmp_path: Path) -> None:
         assert output.token_ids == together[index].token_ids
         tried = [len(r.branches) - 1 for r in output.trace.rounds]
         assert tried[0] == 0
-        assert set(tried) <= set(AUTO_BRANCHES)
+        assert max(tried) <= AUTO_BRANCHES[-1]
         assert max(tried) > 0
     traces.write(alone[0].trace, tmp_path / "trace.jsonl")
     assert traces.read(tmp_path / "trace.jsonl") == alone[0].trace

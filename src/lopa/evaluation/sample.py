@@ -36,9 +36,16 @@ class Sample:
     finish: str
     by_round: tuple[int, ...]
     branches: tuple[int, ...]  # lookaheads tried in each round
+    notes: dict[str, Any] | None = None  # of a decoder that observes itself
 
 
-def make_sample(setting: str, problem: int, correct: bool, output: Output) -> Sample:
+def make_sample(
+    setting: str,
+    problem: int,
+    correct: bool,
+    output: Output,
+    notes: dict[str, Any] | None = None,
+) -> Sample:
     rounds = output.trace.rounds
     won = [r.branches[r.winner].lookahead is not None for r in rounds]
     return Sample(
@@ -54,6 +61,7 @@ def make_sample(setting: str, problem: int, correct: bool, output: Output) -> Sa
         finish=output.finish,
         by_round=tuple(len(r.fills) + w for r, w in zip(rounds, won, strict=True)),
         branches=tuple(len(r.branches) - 1 for r in rounds),
+        notes=notes,
     )
 
 
@@ -130,6 +138,16 @@ class SampleFile:
 
     def _keep(self, sample: Sample) -> None:
         self.samples[sample.setting, sample.problem] = sample
+
+
+def described_in(path: Path) -> dict[str, Any]:
+    """The run that a file of samples is of."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            run: dict[str, Any] = json.loads(file.readline())["run"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LopaError(f"{path} is no file of samples ({error}): give another folder") from None
+    return run
 
 
 def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
