@@ -139,7 +139,8 @@ def study(
         finally:
             if pool is not None:
                 pool.close()
-    _tell(name, described, findings, folder, as_json)
+    command = f"lopa {shlex.join(sys.argv[1:])}"
+    _tell(name, command, described, findings, folder, as_json)
 
 
 def _report(name: str, folder: Path) -> None:
@@ -152,12 +153,21 @@ def _report(name: str, folder: Path) -> None:
     run = described_in(path)
     asked = problems(run["task"], "eval", run["problems"], run["seed"])
     todo = Study(None, asked, run["settings"], run["seed"], SampleFile(path, run))
-    _tell(name, run, import_module(f"lopa.studies.{name}").run(todo), folder, as_json=False)
+    findings = import_module(f"lopa.studies.{name}").run(todo)
+    asked_for = f"--task {run['task']} --limit {run['problems']} --seed {run['seed']}"
+    command = f"lopa study {name} {asked_for} --out {shlex.quote(str(folder))}"
+    _tell(name, command, run, findings, folder)
 
 
-def _tell(name: str, run: dict[str, Any], findings: Any, folder: Path, as_json: bool) -> None:
+def _tell(
+    name: str,
+    command: str,
+    run: dict[str, Any],
+    findings: Any,
+    folder: Path,
+    as_json: bool = False,
+) -> None:
     experiment = import_module(f"lopa.studies.{name}")
-    command = f"lopa {shlex.join(sys.argv[1:])}"
     found = {"study": name, "command": command, **run, "findings": findings}
     write_lines(folder / f"{name}.json", [json.dumps(found, ensure_ascii=False, indent=1)])
     if as_json:

@@ -203,8 +203,7 @@ class Decoder:
 
         self.window.close(frame, winner, self._masks)
         if self.budget is not None and self.ahead:
-            row = plan.rows.shape[1] - plan.commit  # tokens, give or take a block that is appended
-            self.ahead = self.ahead[: self.budget.branches(row, len(self.ahead))]
+            self.ahead = self.ahead[: self.budget.branches(self._row(), len(self.ahead))]
         self._block_round = self._block_round + 1 if self._masks[frame.first] else 0
         self._plan = self._frame = None
         if config.early_stop and self.has_eos:
@@ -272,6 +271,11 @@ class Decoder:
         blocks_ahead = np.array([(a.position - base) // size for a in self.ahead], np.int64)
         eos = [self.has_eos or a.token in self.eos_ids for a in self.ahead] + [self.has_eos]
         return self.window.open(self._masks, blocks_ahead, np.array(eos)), eos
+
+    def _row(self) -> int:
+        """Tokens of the anchor's row in the next round."""
+        frame, _ = self._open()
+        return 0 if frame is None else int(frame.ends[-1] - frame.start)
 
     def _brought(
         self, rows: list[int], plan: Plan, stats: Stats, frame: Frame, view: slice

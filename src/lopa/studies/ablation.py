@@ -49,11 +49,16 @@ def reading(findings: Findings) -> str:
         share(tpf[name] - tpf[PLAIN], added) for name in ("random winner", "random positions")
     )
     return (
-        f"Of what k = {findings['branches']} adds to the TPF of plain D2F, {winner} are left when the "
-        f"winner is drawn by lot ({points(right['random winner'], right[PUBLISHED])} of accuracy) and "
-        f"{positions} when the positions are ({points(right['random positions'], right[PUBLISHED])}). "
-        f"Looking ahead where the model is least confident brings {times(tpf[LAST], tpf[PUBLISHED])} the "
-        f"published TPF and {points(right[LAST], right[PUBLISHED])} of accuracy: the most telling positions "
+        f"Of what k = {findings['branches']} adds to the TPF of plain D2F, {winner} are left "
+        "when the "
+        f"winner is drawn by lot ({points(right['random winner'], right[PUBLISHED])} of "
+        "accuracy) and "
+        f"{positions} when the positions are "
+        f"({points(right['random positions'], right[PUBLISHED])}). "
+        "Looking ahead where the model is least confident brings "
+        f"{times(tpf[LAST], tpf[PUBLISHED])} the "
+        f"published TPF and {points(right[LAST], right[PUBLISHED])} of accuracy: the most "
+        "telling positions "
         "are the ones that it gets wrong. Without lookaheads that end the text: "
         f"{times(tpf[NO_END], tpf[PUBLISHED])} the published TPF, "
         f"{points(right[NO_END], right[PUBLISHED])} of accuracy."

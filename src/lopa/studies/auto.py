@@ -100,7 +100,8 @@ def reading(findings: Findings) -> str:
     )
     thresholds = ", ".join(f"{t:g}" for t in findings["compared"])
     return (
-        f"Over the thresholds that all curves have ({thresholds}) the best fixed number is {best}, with an "
+        f"Over the thresholds that all curves have ({thresholds}) the best fixed number is "
+        f"{best}, with an "
         f"AUP of {by[best]:.0f}. Against it: {said or 'auto was not measured'}."
     )
 

@@ -62,6 +62,7 @@ def reading(findings: Findings) -> str:
         f"k = {k} {times(by[k, published]['tpf'], plain['tpf'])} "
         f"({points(by[k, published]['accuracy'], plain['accuracy'])} of accuracy)"
         for k in BRANCHES[1:]
+        if (k, published) in by
     )
     better = "; ".join(
         f"k = {k} {times(by[k, ours]['tpf'], plain['tpf'])} "

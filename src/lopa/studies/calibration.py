@@ -38,7 +38,8 @@ def run(study: Study) -> Findings:
     samples = study.decode([plain, seen, *others, weighed_fills, *floors])
     found = {name: figures(some) for name, some in samples.items()}
     notes = [sample.notes for sample in samples["mean"] if sample.notes is not None]
-    by_floor = {"0": found["mean"]} | {f"{f:g}": found[f"floor {f:g}"] for f in FLOORS}
+    by_floor = {"0": found["mean"]}
+    by_floor |= {f"{f:g}": found[f"floor {f:g}"] for f in FLOORS if f"floor {f:g}" in found}
     return {
         "rounds": sum(sample.rounds for sample in samples["mean"]),
         "plain": found["no lookahead"],
@@ -107,7 +108,7 @@ def table(findings: Findings) -> Table:
         "accuracy",
         "TPF",
     )
-    rows = [("no lookahead", "", "", "", *_decoded(findings["plain"]))]
+    rows: list[tuple[str, ...]] = [("no lookahead", "", "", "", *_decoded(findings["plain"]))]
     for name, f in findings["scores"].items():
         told = (number(f[key]) for key in ("within", "of_best", "ahead"))
         rows.append((f"score {name}", *told, *_decoded(f["decoded"])))
@@ -124,20 +125,27 @@ def _decoded(figures: Mapping[str, Any]) -> tuple[str, str]:
 
 def reading(findings: Findings) -> str:
     scores = findings["scores"]
-    mean, fills = scores["mean"], scores["fills"]
-    fastest = max(scores, key=lambda name: scores[name]["decoded"]["tpf"])
-    guarded = findings["floors"][f"{findings['guard']:g}"]
-    free = findings["floors"]["0"]
+    mean, fills, weighed_ = scores["mean"], scores["fills"], findings["weighed"]
+    base = mean["decoded"]
+    said = ", ".join(
+        f"{name} {times(f['tpf'], base['tpf'])} ({points(f['accuracy'], base['accuracy'])})"
+        for name, f in (*((n, scores[n]["decoded"]) for n in SCORES[1:]), (WEIGHED, weighed_))
+    )
+    guarded, free = findings["floors"][f"{findings['guard']:g}"], findings["floors"]["0"]
+    found = (
+        f"The guard found here is a floor of {findings['guard']:g}: "
+        f"{times(guarded['tpf'], free['tpf'])} the TPF without one, "
+        f"{points(guarded['accuracy'], free['accuracy'])} of accuracy."
+        if len(findings["floors"]) > 1
+        else "Floors were not measured."
+    )
     return (
-        f"The paper's `mean` ranks the branches of a round by what they bring now with a correlation "
-        f"of {number(mean['within'])}, and its choice brings {number(mean['of_best'])} of what the best would; "
-        f"`fills` counts just that: {number(fills['within'])} and {number(fills['of_best'])}. Of the round after they tell "
-        f"{number(mean['ahead'])} and {number(fills['ahead'])}. Decoding with each, `{fastest}` has the most tokens per "
-        f"forward, {times(scores[fastest]['decoded']['tpf'], mean['decoded']['tpf'])} those of `mean` "
-        f"({points(scores[fastest]['decoded']['accuracy'], mean['decoded']['accuracy'])}). The guard found here is a "
-        f"floor of {findings['guard']:g}: {times(guarded['tpf'], free['tpf'])} the TPF without one, "
-        f"{points(guarded['accuracy'], free['accuracy'])}, and "
-        f"{points(guarded['accuracy'], findings['plain']['accuracy'])} against no lookahead."
+        "The paper's `mean` ranks the branches of a round by what they bring now with a mean rank "
+        f"correlation of {number(mean['within'])}, and its choice brings {number(mean['of_best'])} "
+        f"of what the best would; `fills` counts just that: {number(fills['within'])} and "
+        f"{number(fills['of_best'])}. Of the round after they tell {number(mean['ahead'])} and "
+        f"{number(fills['ahead'])}. TPF of decoding with each, against `mean`, and points of "
+        f"accuracy: {said}. {found}"
     )
 
 

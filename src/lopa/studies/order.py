@@ -70,8 +70,10 @@ def reading(findings: Findings) -> str:
     return (
         f"The fastest of {findings['orders']} random orders of a problem has "
         f"{sum(spread) / len(spread):.1f} times the TPF of the slowest (mean over "
-        f"{len(spread)} problems), and {mixed:.0%} of the problems are solved in some orders and not in "
-        f"others. Faster than of the random orders of the same problem: {said}. (The interval of the "
+        f"{len(spread)} problems), and {mixed:.0%} of the problems are solved in some orders "
+        "and not in "
+        f"others. Faster than of the random orders of the same problem: {said}. (The interval "
+        "of the "
         "random orders' accuracy takes every answer for a problem of its own: it is too narrow.)"
     )
 

@@ -81,8 +81,10 @@ def reading(findings: Findings) -> str:
     few, most = next(iter(host)), list(host)[-1]
     return (
         f"Preparation, selection and commit take {host[few]:.2f} ms a round without branches and "
-        f"{host[most]:.2f} ms with {most}; the forward is {found[few]['shares']['forward']:.1%} of a round "
-        f"there and {found[most]['shares']['forward']:.1%} here. (The forward's part includes what the host "
+        f"{host[most]:.2f} ms with {most}; the forward is "
+        f"{found[few]['shares']['forward']:.1%} of a round "
+        f"there and {found[most]['shares']['forward']:.1%} here. (The forward's part includes "
+        "what the host "
         "does to begin it and to read its statistics.)"
     )
 

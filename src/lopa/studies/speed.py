@@ -73,8 +73,12 @@ def _interval(tokens: Any, seconds: Any, seed: int) -> list[float]:
 
 
 def best_fixed(findings: Findings) -> str:
-    fixed = {k: f for k, f in findings["settings"].items() if k != "auto"}
-    return max(fixed, key=lambda k: fixed[k]["tokens_per_second"])
+    speeds: dict[str, float] = {
+        name: found["tokens_per_second"]
+        for name, found in findings["settings"].items()
+        if name != "auto"
+    }
+    return max(speeds, key=speeds.__getitem__)
 
 
 def table(findings: Findings) -> Table:
@@ -101,7 +105,8 @@ def reading(findings: Findings) -> str:
     kept = "within" if found["auto"] >= 1 - MARGIN else "not within"
     points = ", ".join(f"{tokens} tokens {1e3 * s:.2f} ms" for tokens, s in findings["round_cost"])
     return (
-        f"The fastest fixed number here is {best}. `auto` makes {found['auto']:.3f} times its tokens a "
+        f"The fastest fixed number here is {best}. `auto` makes {found['auto']:.3f} times its "
+        "tokens a "
         f"second ({low:.3f} … {high:.3f}), with {auto['branches']:.1f} branches a round: {kept} "
         f"{MARGIN:.0%} of the best. It went by the cost that it measured first: {points}."
     )

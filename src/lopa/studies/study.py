@@ -1,4 +1,4 @@
-"""What the studies share: problems, settings, and answers that are decoded once and kept on file."""
+"""What the studies share: problems, settings, and answers, decoded once and kept on file."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """With branch parallelism: what do the two phases of a commit take, against the forward?
 
 *Pre-Write*: every rank keeps the keys and values of its own rows. Here they stay where the forward
-makes them, so this phase is a part of the forward and takes no time of its own. *Commit-Winner-Cache*:
-when the winner is known, its keys and values go from its rank to the others and into their caches.
-Under block attention they are the same on every rank: nothing is sent, each writes its own. Beside
-them stand the all-gather of the statistics and the wait for the slowest rank.
+makes them, so this phase is a part of the forward and takes no time of its own.
+*Commit-Winner-Cache*: when the winner is known, its keys and values go from its rank to the others
+and into their caches. Under block attention they are the same on every rank: nothing is sent, each
+writes its own. Beside them: the all-gather of the statistics and the wait for the slowest rank.
 """
 
 from __future__ import annotations
@@ -77,9 +77,12 @@ def reading(findings: Findings) -> str:
         gathers.append(means["all-gather"] / means["forward"])
     full, block = max(shares["full"]), max(shares["block"])
     return (
-        f"Committing the winner's cache in two phases (full attention) takes at most {full:.2%} of the "
-        f"forward, whatever the number of branches; in one phase (block attention), where nothing is sent, at "
-        f"most {block:.2%}. The all-gather of statistics takes {min(gathers):.2%} to {max(gathers):.2%}. "
+        "Committing the winner's cache in two phases (full attention) takes at most "
+        f"{full:.2%} of the "
+        "forward, whatever the number of branches; in one phase (block attention), where "
+        "nothing is sent, at "
+        f"most {block:.2%}. The all-gather of statistics takes {min(gathers):.2%} to "
+        f"{max(gathers):.2%}. "
         "Pre-Write has no time of its own: keys and values stay where the forward makes them."
     )
 
