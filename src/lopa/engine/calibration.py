@@ -20,26 +20,31 @@ from lopa.engine.session import Session
 from lopa.errors import CapacityError
 from lopa.models.config import ModelConfig
 
-WINDOW = 64  # tokens of a row: two blocks of 32, as in the middle of an answer
+# Tokens of a row and branches: one block of 32 as an answer begins, two as in the middle of one.
+WINDOW = 64
+ROUND_SIZES = ((WINDOW // 2, 0), *((WINDOW, branches) for branches in AUTO_BRANCHES))
 PREFIX = 32  # of the prompt
 ROUNDS = 5  # timed for each number of branches, in turn: a disturbance meets them all
-SECONDS = 0.3  # a round that takes longer is the last one measured; there are two at least
+SECONDS = 0.3  # a round that takes longer is the last one measured; there are three at least
 
 
 def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeConfig]) -> RoundCost:
     """settings: makes a configuration that suits the model."""
     timed: list[_Timed] = []
     try:
-        for branches in AUTO_BRANCHES:
-            if len(timed) >= 2 and min(timed[-1].seconds) > SECONDS:
+        for window, branches in ROUND_SIZES:
+            if len(timed) >= 3 and min(timed[-1].seconds) > SECONDS:
                 break
-            one = _Timed(runner, model, settings, branches)
+            one = _Timed(runner, model, settings, window, branches)
             try:
                 for _ in range(2):  # the first may compile kernels
                     one.round()
             except CapacityError:  # nor would an answer with so many branches have room
                 break
-            timed.append(one)
+            if not timed or one.tokens > timed[-1].tokens:  # a block may be as large as the window
+                timed.append(one)
+            else:
+                one.session.close()
         for _ in range(ROUNDS):
             for one in timed:
                 one.round()
@@ -61,10 +66,11 @@ class _Timed:
         runner: Runner,
         model: ModelConfig,
         settings: Callable[..., DecodeConfig],
+        window: int,
         branches: int,
     ) -> None:
         block = settings(decoder="lopa").block_size
-        window = max(WINDOW // block, 1) * block
+        window = max(window // block, 1) * block
         asked: dict[str, Any] = {"append_at": 0.0, "activate_at": 1.0, "threshold": 1.0}
         config = settings(
             decoder="lopa", branches=branches, max_new_tokens=window, early_stop=False, **asked
