@@ -86,6 +86,22 @@ def test_an_interrupted_study_goes_on(tmp_path: Path, capsys: pytest.CaptureFixt
     assert len(own) == len(set(own))
 
 
+def test_a_report_of_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = study("branches", tmp_path, capsys)
+    samples = tmp_path / "samples.jsonl"
+    assert main(["study", "branches", "--out", str(tmp_path), "--report"]) == 0
+    again = json.loads((tmp_path / "branches.json").read_text())
+    assert again["findings"] == whole["findings"]
+    assert "--task words --limit 1 --seed 0" in again["command"]
+    lines = samples.read_text().splitlines(keepends=True)
+    samples.write_text("".join(lines[:-1]))  # one setting is not decoded
+    assert main(["study", "branches", "--out", str(tmp_path), "--report"]) == 0
+    left = json.loads((tmp_path / "branches.json").read_text())["findings"]["points"]
+    assert len(left) == len(whole["findings"]["points"]) - 1
+    assert main(["study", "speed", "--out", str(tmp_path), "--report"]) == 2
+    assert "cannot be reported" in capsys.readouterr().err
+
+
 def test_workers_give_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone = study("branches", tmp_path / "a", capsys)
     shared = study("branches", tmp_path / "b", capsys, "--workers", "2")

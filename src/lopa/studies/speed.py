@@ -102,7 +102,8 @@ def reading(findings: Findings) -> str:
     best = best_fixed(findings)
     found, auto = findings["settings"][best], findings["settings"]["auto"]
     low, high = found["interval"]
-    kept = "within" if found["auto"] >= 1 - MARGIN else "not within"
+    least = 1 - MARGIN
+    kept = "within" if low >= least else "not within" if high < least else "perhaps within"
     points = ", ".join(f"{tokens} tokens {1e3 * s:.2f} ms" for tokens, s in findings["round_cost"])
     return (
         f"The fastest fixed number here is {best}. `auto` makes {found['auto']:.3f} times its "
