@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from lopa.config import AUTO_BRANCHES
 from lopa.errors import ConfigError
 
-# Tokens that each choice adds to the one before, as a share of those without branches: what the
-# study `speed` finds on the built-in tasks, roughly.
+# Tokens that each choice adds to the one before, as a share of those without branches: roughly
+# between the two built-in tasks, as the study `speed` found them.
 HOPES = (0.5, 0.3, 0.3, 0.4)
 MOST_HOPED = 0.7  # a first branch that would have to add more is not tried to find out
 HOPE_WEIGHT = 2.0  # rounds that a hope counts for

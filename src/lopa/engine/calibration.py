@@ -24,8 +24,8 @@ from lopa.models.config import ModelConfig
 WINDOW = 64
 ROUND_SIZES = ((WINDOW // 2, 0), *((WINDOW, branches) for branches in AUTO_BRANCHES))
 PREFIX = 32  # of the prompt
-ROUNDS = 5  # timed for each number of branches, in turn: a disturbance meets them all
-SECONDS = 0.3  # a round that takes longer is the last one measured; there are three at least
+ROUNDS = 7  # timed for each number of branches, in turn: a disturbance meets them all
+SECONDS = 0.1  # a round that takes longer is the last one measured; there are three at least
 
 
 def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeConfig]) -> RoundCost:
