@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from lopa import LLM, DecodeConfig
+from lopa.config import PAPER
 from lopa.evaluation.evaluate import evaluate
 from lopa.evaluation.tasks import ROOM
 
@@ -92,7 +93,7 @@ def main() -> None:
                 report, samples = evaluate(
                     llm,
                     task,
-                    DecodeConfig(branches=branches, max_new_tokens=ROOM),
+                    DecodeConfig(**PAPER, branches=branches, max_new_tokens=ROOM),
                     split="eval",
                     limit=options.limit,
                     seed=options.seed,

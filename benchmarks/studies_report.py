@@ -1,8 +1,10 @@
-"""The tables of the studies in docs/results.md, from what `lopa study` wrote.
+"""The studies in the docs: command, table, reading and picture, from what `lopa study` wrote.
 
-    python benchmarks/studies_report.py docs/studies docs/results.md
+    python benchmarks/studies_report.py docs/studies docs/results.md README.md
 
-Puts each study's command and table between its marks; what is read from them is written by hand.
+Each FOLDER/NAME.json goes between the marks <!-- study FOLDER NAME --> and <!-- end -->, its
+reading alone between <!-- reading FOLDER NAME --> and <!-- end -->; nothing between marks is
+written by hand. Pictures are drawn beside the figures.
 """
 
 from __future__ import annotations
@@ -11,34 +13,46 @@ import json
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+from lopa.evaluation.plots import save
 
 
-def section(found: dict[str, object]) -> str:
+def section(found: dict[str, Any], picture: str) -> str:
     study = import_module(f"lopa.studies.{found['study']}")
     heads, rows = study.table(found["findings"])
-    lines = ["```", str(found["command"]), "```", ""]
+    lines = ["```", found["command"], "```", ""]
     lines += [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     lines += [f"| {' | '.join(row)} |" for row in rows]
-    host = found["host"]
-    assert isinstance(host, dict)
-    said = ", ".join(f"{name} {value}" for name, value in host.items() if value is not None)
-    return "\n".join([*lines, "", f"{found['problems']} problems of `{found['task']}`; {said}."])
+    said = ", ".join(f"{n} {value}" for n, value in found["host"].items() if value is not None)
+    where = f"{found['problems']} problems of `{found['task']}`, seed {found['seed']}; {said}."
+    reading = study.reading(found["findings"])
+    return "\n".join([*lines, "", where, "", reading, "", f"![{found['study']}]({picture})"])
+
+
+def put(text: str, begin: str, what: str) -> str:
+    """What is between a mark and its end, where the page has the mark."""
+    head, mark, rest = text.partition(begin)
+    _, end, tail = rest.partition("<!-- end -->")
+    return f"{head}{begin}\n{what}\n{end}{tail}" if mark and end else text
 
 
 def main() -> None:
-    if len(sys.argv) != 3:
+    if len(sys.argv) < 3:
         sys.exit(__doc__)
-    page = Path(sys.argv[2])
-    text = page.read_text(encoding="utf-8")
-    for path in sorted(Path(sys.argv[1]).glob("*.json")):
+    folder, pages = Path(sys.argv[1]), [Path(page) for page in sys.argv[2:]]
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
+    for path in sorted(folder.glob("*/*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
-        begin = f"<!-- study {found['study']} -->"
-        head, mark, rest = text.partition(begin)
-        _, end, tail = rest.partition("<!-- end -->")
-        if not mark or not end:
-            sys.exit(f"{page} has no {begin} … <!-- end -->")
-        text = f"{head}{begin}\n{section(found)}\n{end}{tail}"
-    page.write_text(text, encoding="utf-8")
+        study = import_module(f"lopa.studies.{found['study']}")
+        picture = save(study.draw(found["findings"]), path.with_suffix(""))[0]
+        name = f"{path.parent.name} {path.stem}"
+        for page, text in texts.items():
+            shown = picture.relative_to(page.parent).as_posix() if f"study {name}" in text else ""
+            text = put(text, f"<!-- study {name} -->", section(found, shown))
+            texts[page] = put(text, f"<!-- reading {name} -->", study.reading(found["findings"]))
+    for page, text in texts.items():
+        page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
 
+from lopa.config import PAPER
 from lopa.evaluation.tasks import ROOM
 
 BRANCHES = (7, 0, 3, 1, 14)
@@ -60,6 +61,11 @@ def grid() -> list[dict[str, Any]]:
     return jobs
 
 
+def as_published(options: dict[str, Any]) -> dict[str, Any]:
+    """The options, looking ahead as the paper does where they do not say otherwise."""
+    return {**PAPER, **options} if options["decoder"] == "lopa" else options
+
+
 def work(args: argparse.Namespace, jobs: Queue[Any], results: Queue[Any]) -> None:
     import torch
 
@@ -72,7 +78,7 @@ def work(args: argparse.Namespace, jobs: Queue[Any], results: Queue[Any]) -> Non
         report, _ = evaluate(
             llm,
             job["task"],
-            DecodeConfig(**job["options"]),
+            DecodeConfig(**as_published(job["options"])),
             split=job["split"],
             limit=args.limit,
             seed=args.seed,

@@ -70,7 +70,7 @@ def test_defaults_by_decoder() -> None:
         ({"threshold": 10**400}, "threshold"),
         ({"seed": 2**63}, "at most"),
         ({"score_window": 3}, "score_window is not used by the lopa decoder with score mean"),
-        ({"score": "fills", "creation_weight": 0.5}, "with score fills"),
+        ({"score": "fills", "score_fraction": 0.5}, "with score fills"),
         ({"decoder": "sdar", "append_at": 0.5}, "append_at is not used by the sdar decoder"),
     ],
 )
@@ -123,7 +123,18 @@ def test_presets(task: str, published: tuple[float, ...]) -> None:
     assert c.max_new_tokens == 512
     assert c.temperature == 0
     assert c.ranking == ("max_prob" if task.endswith("+") else "neg_entropy")
-    assert set(PRESETS) == {"gsm8k", "math", "humaneval", "mbpp", "humaneval+", "mbpp+"}
+    assert (c.score, c.lookahead_floor, c.lookahead_eos) == ("mean", 0.0, True)
+
+
+def test_the_paper_in_general() -> None:
+    tasks = {"gsm8k", "math", "humaneval", "mbpp", "humaneval+", "mbpp+"}
+    assert set(PRESETS) == {"paper", *tasks}
+    assert DecodeConfig.preset("paper", max_new_tokens=256) == DecodeConfig(lookahead_eos=True)
+    assert not DecodeConfig().lookahead_eos
+    parity = DecodeConfig(early_stop=False)
+    assert parity.lookahead_eos
+    assert not DecodeConfig(early_stop=False, lookahead_eos=False).lookahead_eos
+    assert parity == DecodeConfig.preset("paper", max_new_tokens=256, early_stop=False)
 
 
 def test_numbers_of_other_libraries() -> None:

@@ -43,6 +43,7 @@ _LOOKAHEAD_OPTIONS: dict[str, Any] = {
     "score_window": 8,
     "creation_weight": 0.0,
     "lookahead_floor": 0.0,
+    "lookahead_eos": False,
 }
 _DECODER_OPTIONS: dict[DecoderName, dict[str, Any]] = {
     # `steps` of vanilla is max_new_tokens unless given: one token a step.
@@ -77,7 +78,7 @@ _UNSCORED: dict[str, tuple[str, ...]] = {
     "mean": ("score_window",),
     "window": ("score_fraction",),
     "segment": ("score_fraction", "score_window"),
-    "fills": ("score_fraction", "score_window", "creation_weight"),
+    "fills": ("score_fraction", "score_window"),
 }
 # Options of its window that a decoder is defined by, and does not leave to choose.
 _FIXED: dict[str, dict[str, Any]] = {
@@ -92,6 +93,7 @@ _NEUTRAL: dict[str, Any] = {
     "score_fraction": 1.0,
     "creation_weight": 0.0,
     "lookahead_floor": 0.0,
+    "lookahead_eos": True,
 }
 
 
@@ -126,9 +128,10 @@ class DecodeConfig:
     score_window: int = _OWN  # masks in the sliding window of `window`
     creation_weight: float = _OWN  # α: weight of the lookahead token's own confidence
     lookahead_floor: float = _OWN  # least max_prob of a lookahead token
+    lookahead_eos: bool = _OWN  # whether a lookahead may end the text, or look behind its end
 
-    # False is parity with the published loops: decode on after the end of text, and cut
-    # max_new_tokens down to whole blocks without a word.
+    # False is parity with the published loops: decode on after the end of text, look ahead at ends
+    # of text, and cut max_new_tokens down to whole blocks without a word.
     early_stop: bool = True
     stop: tuple[str, ...] = ()
     max_rounds: int | None = None
@@ -150,6 +153,8 @@ class DecodeConfig:
         own = {k: v for k, v in own.items() if k not in fixed and k not in unscored}
         if self.branches != "auto":
             own.pop("objective", None)
+        if self.early_stop is False and "lookahead_eos" in own:
+            own["lookahead_eos"] = True  # parity: as published
         if self.decoder == "fast-dllm" and (self.factor is not None or self.steps is not None):
             own["threshold"] = None  # the other two rules take its place
         for name in _OPTIONAL:
@@ -237,8 +242,9 @@ class DecodeConfig:
             # An int may be too large for a float, so the range is looked at first.
             if not real or not low_ <= value <= high_:
                 raise ConfigError(f"{name} must be between {low_} and {high_}: got {value!r}")
-        if not isinstance(self.early_stop, bool):
-            raise ConfigError(f"early_stop must be true or false: got {self.early_stop!r}")
+        for name in ("early_stop", "lookahead_eos"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be true or false: got {getattr(self, name)!r}")
         if not all(isinstance(s, str) and s for s in self.stop):
             raise ConfigError("stop must be one or more non-empty strings")
         if any("\ud800" <= char <= "\udfff" for s in self.stop for char in s):
@@ -305,8 +311,16 @@ class DecodeConfig:
         return cls(**{**published, **changes})
 
 
-_PUBLISHED: dict[str, Any] = {"decoder": "lopa", "max_new_tokens": 512, "activate_at": 0.95}
+# How the paper looks ahead, whatever is the default here.
+PAPER: dict[str, Any] = {"score": "mean", "lookahead_floor": 0.0, "lookahead_eos": True}
+_PUBLISHED: dict[str, Any] = {
+    "decoder": "lopa",
+    "max_new_tokens": 512,
+    "activate_at": 0.95,
+    **PAPER,
+}
 PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"block_size": 32, "append_at": 0.1, "threshold": 0.90, "branches": 7},
     # D2F-Dream
     "gsm8k": {"block_size": 32, "append_at": 0.1, "threshold": 0.90, "branches": 14},
     "math": {"block_size": 16, "append_at": 0.1, "threshold": 0.90, "branches": 7},

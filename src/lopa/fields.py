@@ -31,6 +31,7 @@ FIELDS: dict[str, tuple[str, str]] = {
     "score_window": ("Lookahead", "Masks in the sliding window of score window"),
     "creation_weight": ("Lookahead", "α: weight of the lookahead token's own confidence"),
     "lookahead_floor": ("Lookahead", "Least probability of a lookahead token"),
+    "lookahead_eos": ("Lookahead", "Let a lookahead end the text, or look behind its end"),
     "early_stop": ("Stopping", "Stop at the end of text; without it, decode on as published"),
     "stop": ("Stopping", "Stop at this text; may be repeated"),
     "max_rounds": ("Stopping", "Stop after this many rounds"),

@@ -49,7 +49,8 @@ def pipeline_config(shape: dict[str, Any], **more: Any) -> DecodeConfig:
 def test_equals_the_plain_loop(
     source: MadeUp, shape: dict[str, Any], branches: int, floor: float, prompt: int
 ) -> None:
-    config = pipeline_config(shape, decoder="lopa", branches=branches, lookahead_floor=floor)
+    more = {"lookahead_floor": floor, "lookahead_eos": True}
+    config = pipeline_config(shape, decoder="lopa", branches=branches, **more)
     decoder = new_decoder(config, prompt)
     records = drive(decoder, source)
     expected = plain_lopa(

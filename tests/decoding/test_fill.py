@@ -75,14 +75,23 @@ AHEAD = [Lookahead(0, 0, 0.3, 0.3), Lookahead(1, 0, 0.2, 0.2)]
         ({"score_fraction": 0.5}, [0.15, 0.5, 1.0]),
         ({"score": "window", "score_window": 2}, [0.15, 0.5, 1.0]),
         ({"score": "segment"}, [0.15, 0.5, 1.0]),
-        ({"score": "fills", "threshold": 0.4}, [1.7, 1.5, 0.0]),
+        ({"score": "fills", "threshold": 0.4}, [2.7, 2.5, 0.0]),
+        ({"score": "fills", "threshold": 0.4, "creation_weight": 1.0}, [0.81, 0.5, 0.0]),
         ({"creation_weight": 0.5}, [0.4, 0.35, 1.0]),
     ],
 )
 def test_scores(options: dict[str, object], expected: list[float]) -> None:
     config = DecodeConfig(**options)  # type: ignore[arg-type]
-    scores = lookahead.score(MASKS, MASKS.sum(axis=1), RANKING, RANKING, AHEAD, 2, config)
+    ends = np.zeros_like(MASKS)
+    scores = lookahead.score(MASKS, MASKS.sum(axis=1), RANKING, RANKING, AHEAD, 2, config, ends)
     assert scores.tolist() == pytest.approx(expected)
+
+
+def test_ends_of_text_are_no_fills() -> None:
+    config = DecodeConfig(score="fills", threshold=0.4)
+    ends = np.array([[0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]], bool)
+    scores = lookahead.score(MASKS, MASKS.sum(axis=1), RANKING, RANKING, AHEAD, 2, config, ends)
+    assert scores.tolist() == pytest.approx([1.8, 2.5, 0.0])
 
 
 def test_spawn_ranks_and_keeps_the_floor() -> None:

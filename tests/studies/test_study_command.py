@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,19 @@ import pytest
 
 from lopa.cli.main import main
 from lopa.cli.study import STUDIES
-from lopa.studies import order
+from lopa.studies import auto, calibration, order, sync
 
 SMALL = ("--model", "dummy:dream-tiny", "--max-new-tokens", "16", "--block-size", "8")
 
 
 def study(name: str, folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> Any:
-    size = ("--limit", "1", "--branches", "2", "--threshold", "0.02", *more)
+    # A threshold that few masks pass, so that there is something to look ahead for.
+    size = ("--limit", "1", "--branches", "2", "--threshold", "0.5", *more)
     assert main(["study", name, *SMALL, *size, "--out", str(folder), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", [name for name in STUDIES if name != "sync"])
 def test_study(
     name: str,
     tmp_path: Path,
@@ -29,23 +31,89 @@ def test_study(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(order, "ORDERS", 3)
+    monkeypatch.setattr(auto, "THRESHOLDS", (0.5, 0.4))
     found = study(name, tmp_path, capsys)
+    assert import_module(f"lopa.studies.{name}").reading(found["findings"])
     assert found == json.loads((tmp_path / f"{name}.json").read_text())
     assert (found["study"], found["problems"]) == (name, 1)
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / f"{name}.svg").read_text()
     findings = found["findings"]
     if name == "branches":
-        assert [p["options"]["branches"] for p in findings["points"]] == [0, 1, 3, 7, "auto"]
+        assert [p["options"]["branches"] for p in findings["points"]] == 2 * [0, 1, 3, 7, 14]
     elif name == "ablation":
         assert next(iter(findings["variants"])) == "no lookahead"
     elif name == "order":
         assert len(findings["problems"][0]["random_tpf"]) == 3
     elif name == "calibration":
         assert set(findings["scores"]) == {"mean", "window", "segment", "fills"}
+        assert findings["guard"] in (0.0, *calibration.FLOORS)
+    elif name == "auto":
+        assert {c["shared"]["decoding"] for c in findings["curves"]} == set(auto.ARMS)
+    elif name == "speed":
+        assert findings["settings"]["auto"]["interval"] == [1.0, 1.0]
     else:
         for part in findings["branches"].values():
             assert sum(part["shares"].values()) == pytest.approx(1.0)
+
+
+def test_sync(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Two ranks over gloo, each attention and number of branches."""
+    size = ("--model", "dummy:dream-tiny", "--max-new-tokens", "64", "--threshold", "0.99")
+    more = ("--limit", "1", "--rounds", "2", "--branch-parallel", "2", "--device", "cpu")
+    command = ["study", "sync", *size, *more, "--out", str(tmp_path)]
+    assert main(command) == 0
+    found = json.loads((tmp_path / "sync.json").read_text())
+    points = found["findings"]["points"]
+    assert {(p["attention"], p["branches"]) for p in points} == {
+        (attention, k) for attention in ("full", "block") for k in sync.BRANCHES
+    }
+    assert all(p["branch_parallel"] == len(p["ranks"]) == 2 for p in points)
+    assert all(p["commits"] == 0 for p in points if p["attention"] == "block")
+    assert "Pre-Write" in capfd.readouterr().out
+
+
+def test_an_interrupted_study_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = study("branches", tmp_path, capsys, "--batch-size", "3")
+    samples = tmp_path / "samples.jsonl"
+    lines = samples.read_text().splitlines(keepends=True)
+    samples.write_text("".join(lines[:4]) + lines[4][:20])  # stopped in the middle of a line
+    assert _untimed(study("branches", tmp_path, capsys, "--batch-size", "3")) == _untimed(whole)
+    assert len(samples.read_text().splitlines()) == len(lines)
+    # Another study of the same problems takes from it what both have.
+    study("ablation", tmp_path, capsys)
+    own = [json.loads(line)["setting"] for line in samples.read_text().splitlines()[1:]]
+    assert len(own) == len(set(own))
+
+
+def test_a_report_of_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = study("branches", tmp_path, capsys)
+    samples = tmp_path / "samples.jsonl"
+    assert main(["study", "branches", "--out", str(tmp_path), "--report"]) == 0
+    again = json.loads((tmp_path / "branches.json").read_text())
+    assert again["findings"] == whole["findings"]
+    assert "--task words --limit 1 --seed 0" in again["command"]
+    lines = samples.read_text().splitlines(keepends=True)
+    samples.write_text("".join(lines[:-1]))  # one setting is not decoded
+    assert main(["study", "branches", "--out", str(tmp_path), "--report"]) == 0
+    left = json.loads((tmp_path / "branches.json").read_text())["findings"]["points"]
+    assert len(left) == len(whole["findings"]["points"]) - 1
+    assert main(["study", "speed", "--out", str(tmp_path), "--report"]) == 2
+    assert "cannot be reported" in capsys.readouterr().err
+
+
+def test_workers_give_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alone = study("branches", tmp_path / "a", capsys)
+    shared = study("branches", tmp_path / "b", capsys, "--workers", "2")
+    assert _untimed(shared) == _untimed(alone)
+
+
+def _untimed(found: Any) -> Any:
+    def keep(point: Any) -> Any:
+        clocks = ("second", "latency")
+        return {k: v for k, v in point.items() if not any(c in k for c in clocks)}
+
+    return [keep(point) for point in found["findings"]["points"]]
 
 
 def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,3 +121,5 @@ def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no study 'luck'" in capsys.readouterr().err
     assert main(["study", "order", *SMALL, "--branches", "0"]) == 2
     assert "about lookahead" in capsys.readouterr().err
+    assert main(["study", "order", *SMALL, "--branch-parallel", "2"]) == 2
+    assert "leave --branch-parallel out" in capsys.readouterr().err

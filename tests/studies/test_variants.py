@@ -10,9 +10,14 @@ import pytest
 from made_up import EOS, MASK, VOCAB, MadeUp, drive
 
 from lopa.config import DecodeConfig
-from lopa.studies.calibration import Observed
 from lopa.studies.ranks import spearman
-from lopa.studies.variants import RandomOrder, RandomPositions, RandomWinner
+from lopa.studies.variants import (
+    LeastConfident,
+    Observed,
+    RandomOrder,
+    RandomPositions,
+    RandomWinner,
+)
 
 CONFIG = DecodeConfig(branches=3, max_new_tokens=32, block_size=8, early_stop=False)
 PROMPT = [i % VOCAB for i in range(5)]
@@ -44,12 +49,22 @@ def test_observing_changes_nothing() -> None:
 
     observed, records = decode(Observed)
     assert records == decode(Decoder)[1]
-    for record, scores, tokens in zip(records, observed.scores, observed.brought, strict=True):
+    notes = observed.notes
+    seen = zip(records, notes["scores"], notes["brought"], notes["placed"], strict=True)
+    for record, scores, tokens, placed in seen:
         assert scores["mean"] == [branch.score for branch in record.branches]
-        placed = record.branches[record.winner].lookahead is not None
+        lookahead = record.branches[record.winner].lookahead
+        assert placed == (None if lookahead is None else lookahead.max_prob)
         fills = [f.token for f in record.fills]
         if EOS not in fills:
-            assert tokens[record.winner] == len(fills) + placed
+            assert tokens[record.winner] == len(fills) + (lookahead is not None)
+
+
+def test_the_least_confident_first() -> None:
+    _, records = decode(LeastConfident)
+    for record in records:
+        sure = [a.confidence for a in record.spawned]
+        assert sure == sorted(sure, reverse=True)  # of the negated ranking
 
 
 def test_rank_correlation() -> None:

@@ -82,6 +82,10 @@ def measure_ranks(
                     commits += spent.commits
         finally:
             session.close()
+    if not lines:
+        raise ConfigError(
+            f"no round had all {config.branches} branches: ask for fewer, or more new tokens"
+        )
     times = np.array(lines)
     mean = 1e3 * times.mean(axis=0)
     everyone = mesh.gather(torch.from_numpy(mean.view(np.uint8))).numpy().view(np.float64)

@@ -7,21 +7,23 @@ number with the most tokens for the time that the round will take.
 
 Nothing is drawn and no clock is read: what a round costs is given once for a run, so the same
 statistics give the same choices on every rank. Old evidence fades, and what it fades to is the
-hope that looking ahead helps; a sequence that has gone without branches for long tries one again.
+hope that looking ahead helps as much as it does on the built-in tasks (docs/results.md). A sequence
+that has gone without branches for long tries one again, unless that could hardly pay.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left as bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from lopa.config import AUTO_BRANCHES
-from lopa.decoding.lookahead import Scores, select
 from lopa.errors import ConfigError
 
-HOPE = 0.3  # tokens that the first branch adds, as a share of those without
+# Tokens that each choice adds to the one before, as a share of those without branches: roughly
+# between the two built-in tasks, as the study `speed` found them.
+HOPES = (0.5, 0.3, 0.3, 0.4)
+MOST_HOPED = 0.7  # a first branch that would have to add more is not tried to find out
 HOPE_WEIGHT = 2.0  # rounds that a hope counts for
 FADING = 0.97  # weight of a round against the one after it
 FORGOTTEN = 0.5  # weight of all that is known of branches below which one is tried again
@@ -42,11 +44,15 @@ class RoundCost:
             raise ConfigError("a round's cost is (tokens, seconds) points: tokens rising, above 0")
 
     def __call__(self, tokens: int) -> float:
-        x, y = zip(*self.points, strict=True)
-        if tokens > x[-1] and len(x) > 1:
-            slope = max(0.0, (y[-1] - y[-2]) / (x[-1] - x[-2]))
-            return float(y[-1] + slope * (tokens - x[-1]))
-        return float(np.interp(tokens, x, y))
+        points = self.points
+        place = bisect(points, (tokens,))  # the first point that is not before
+        if place == 0 or len(points) == 1:
+            return points[0][1]
+        if place == len(points):
+            (at, seconds), (to, then) = points[-2:]
+            return then + max(0.0, (then - seconds) / (to - at)) * (tokens - to)
+        (at, seconds), (to, then) = points[place - 1 : place + 1]
+        return seconds + (then - seconds) * (tokens - at) / (to - at)
 
 
 EVERY_ROUND_THE_SAME = RoundCost(((1, 1.0),))  # for counting forwards
@@ -58,16 +64,21 @@ class Budget:
     def __init__(self, cost: RoundCost) -> None:
         self.cost = cost
         self._plain = _Mean()  # tokens of a round without branches
-        self._steps = [
-            _Mean() for _ in AUTO_BRANCHES[1:]
-        ]  # what each choice adds to the one before
+        self._steps = [_Mean() for _ in AUTO_BRANCHES[1:]]  # what a choice adds to the one before
 
-    def winners(self, scores: Scores) -> list[int]:
-        """The row that would have won with each choice that this round covers, in turn."""
-        ahead = len(scores) - 1  # the anchor is the last row
-        covered = [k for k in AUTO_BRANCHES if k <= ahead]
-        rows = [np.array([*range(k), ahead]) for k in covered]
-        return [int(r[select(scores[r])]) for r in rows]
+    def winners(self, scores: Sequence[float]) -> list[int]:
+        """The row that would have won with each choice that this round covers, in turn.
+
+        The last one is covered by as many branches as there were candidates.
+        """
+        anchor = len(scores) - 1
+        found, best = [], anchor  # of equals the best-ranked lookahead, last of all the anchor
+        for row in range(anchor + 1):
+            if row in AUTO_BRANCHES or row == anchor:
+                found.append(best)
+            if scores[row] > scores[best] or (best == anchor and scores[row] == scores[best]):
+                best = row
+        return found
 
     def learn(self, tokens: Sequence[int]) -> None:
         """tokens: what each of those winners brought, its lookahead token included."""
@@ -80,22 +91,26 @@ class Budget:
     def gains(self) -> list[float]:
         """Tokens expected of a round, by choice."""
         found = [self._plain.value(1.0, 0.0)]
-        added = HOPE * found[0]
-        for step in self._steps:  # a doubling of the rows is hoped to add what the last one did
-            added = step.value(added, HOPE_WEIGHT)
+        added, before = found[0], 1.0
+        for step, hope in zip(self._steps, HOPES, strict=True):
+            # One that brings more than was hoped raises the hope in the next.
+            added = step.value(added * hope / before, HOPE_WEIGHT)
             found.append(found[-1] + added)
+            before = hope
         return found
 
-    def branches(self, tokens: Sequence[int]) -> int:
-        """How many of the candidates to try; tokens: what a round with 0, 1, … of them forwards."""
-        rates = {
-            k: gain / self.cost(tokens[k])
-            for k, gain in zip(AUTO_BRANCHES, self.gains(), strict=True)
-            if k < len(tokens)
-        }
+    def branches(self, row: int, candidates: int) -> int:
+        """How many of the candidates to try in a round whose rows have so many tokens."""
+        choices = [k for k in AUTO_BRANCHES if k < candidates]
+        if candidates <= AUTO_BRANCHES[-1]:
+            choices.append(candidates)
+        costs = {k: self.cost(row * (k + 1)) for k in choices}
+        rates = {k: gain / costs[k] for k, gain in zip(costs, self.gains(), strict=False)}
         best = max(rates, key=rates.__getitem__)  # of equals the fewest branches
         forgotten = best == 0 and self._steps[0].weight < FORGOTTEN
-        return min(1, len(tokens) - 1) if forgotten else best
+        if forgotten and 1 in costs:
+            return 1 if costs[1] < (1 + MOST_HOPED) * costs[0] else 0
+        return best
 
 
 class _Mean:

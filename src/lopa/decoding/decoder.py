@@ -91,7 +91,7 @@ class Decoder:
         """Index among the new tokens of the first end of text, filled or not to its left."""
         if not self.has_eos:
             return None
-        found = np.flatnonzero(np.isin(self.tokens[self.prompt :], list(self.eos_ids)))
+        found = np.flatnonzero(self._ends(self.tokens[self.prompt :]))
         return int(found[0]) if len(found) else None
 
     def end(self, reason: FinishReason) -> None:
@@ -161,7 +161,8 @@ class Decoder:
         masks, max_prob = plan.wanted[:, view], stats.max_prob[:, view]
         ranking = stats.ranking[:, view]
         counts = masks.sum(axis=1)
-        scores = lookahead.score(masks, counts, max_prob, ranking, self.ahead, size, config)
+        ends = self._ends(stats.token[:, view])
+        scores = lookahead.score(masks, counts, max_prob, ranking, self.ahead, size, config, ends)
         winner = self._select(scores)
         branches = [
             Branch(*row)
@@ -177,9 +178,10 @@ class Decoder:
         ]
 
         if self.budget is not None:
-            rivals = self.budget.winners(scores)
-            brought = {r: self._brought(r, plan, stats, frame, view) for r in set(rivals)}
-            self.budget.learn([brought[r] for r in rivals])
+            rivals = self.budget.winners(scores.tolist())
+            rows = sorted({*rivals})
+            tokens = dict(zip(rows, self._brought(rows, plan, stats, frame, view), strict=True))
+            self.budget.learn([tokens[row] for row in rivals])
 
         # The winner becomes the anchor, its lookahead token included, and is filled.
         placed = branches[winner].lookahead
@@ -195,15 +197,15 @@ class Decoder:
         self._masks[frame.first : frame.first + blocks] -= chosen.sum(axis=1)
         chosen = chosen.ravel()
         places = np.flatnonzero(chosen)
-        filled = token[places]
-        self.tokens[left + places] = filled
-        fills = self._fills(places + left, filled, max_prob[places], forced.ravel()[places])
-        self.has_eos = self._eos_rows[winner] or any(f.token in self.eos_ids for f in fills)
-        self.ahead = self._spawn(masks & ~chosen, token, max_prob, ranking, left)
+        self.tokens[left + places] = token[places]
+        found = self._fills(places + left, token[places], max_prob[places], forced.ravel()[places])
+        self.has_eos = self._eos_rows[winner] or any(f.token in self.eos_ids for f in found)
+        free = self._candidates(masks & ~chosen, token, left)
+        self.ahead = self._spawn(free, token, max_prob, ranking, left)
 
         self.window.close(frame, winner, self._masks)
         if self.budget is not None and self.ahead:
-            self.ahead = self.ahead[: self.budget.branches(self._forwarded())]
+            self.ahead = self.ahead[: self.budget.branches(self._row(), len(self.ahead))]
         self._block_round = self._block_round + 1 if self._masks[frame.first] else 0
         self._plan = self._frame = None
         if config.early_stop and self.has_eos:
@@ -221,7 +223,7 @@ class Decoder:
             committed=plan.commit,
             branches=branches,
             winner=winner,
-            fills=fills,
+            fills=found,
             spawned=self.ahead,
             blocks=blocks_found,
         )
@@ -243,6 +245,22 @@ class Decoder:
     ) -> list[Lookahead]:
         return lookahead.spawn(left, token, max_prob, ranking, offset, self.config)
 
+    def _candidates(self, masks: BoolArray, token: IntArray, offset: int) -> BoolArray:
+        """The masks that a lookahead may be placed on."""
+        if self.config.lookahead_eos:
+            return masks
+        masks = masks & ~self._ends(token)
+        if self.has_eos and (end := self.first_eos) is not None:
+            masks[max(0, self.prompt + end - offset) :] = False
+        return masks
+
+    def _ends(self, tokens: IntArray) -> BoolArray:
+        """Where an end of text is."""
+        found: BoolArray = np.zeros(tokens.shape, np.bool_)
+        for end in self.eos_ids:  # there are one or two
+            found |= tokens == end
+        return found
+
     def _columns(self, plan: Plan, frame: Frame) -> tuple[int, slice]:
         """The first position that may be filled, and the columns of those that may."""
         left = self.window.base + frame.first * self.window.size
@@ -256,22 +274,30 @@ class Decoder:
         eos = [self.has_eos or a.token in self.eos_ids for a in self.ahead] + [self.has_eos]
         return self.window.open(self._masks, blocks_ahead, np.array(eos)), eos
 
-    def _forwarded(self) -> list[int]:
-        """Tokens of the next round if it has 0, 1, … of the lookaheads."""
+    def _row(self) -> int:
+        """Tokens of the anchor's row in the next round."""
         frame, _ = self._open()
-        if frame is None:
-            return [0]
-        lengths = frame.ends - frame.start
-        return (lengths[-1] + np.cumsum([0, *lengths[:-1]])).tolist()  # type: ignore[no-any-return]
+        return 0 if frame is None else int(frame.ends[-1] - frame.start)
 
-    def _brought(self, row: int, plan: Plan, stats: Stats, frame: Frame, view: slice) -> int:
-        """Tokens that a row would have brought as the winner, less those behind an end of text."""
-        chosen = self._fill(self._cells(row, plan, stats, frame, view), frame).chosen.ravel()
-        size = len(chosen)
-        tokens = np.where(chosen, stats.token[row, view][:size], plan.rows[row, view][:size])
-        ends = np.flatnonzero(np.isin(tokens, list(self.eos_ids)))
-        end = int(ends[0]) + 1 if len(ends) else size
-        return int(chosen[:end].sum()) + (row < len(self.ahead))
+    def _brought(
+        self, rows: list[int], plan: Plan, stats: Stats, frame: Frame, view: slice
+    ) -> list[int]:
+        """Tokens that each row would bring as the winner, less those behind an end of text."""
+        masks, token = plan.wanted[rows, view], stats.token[rows, view]
+        if self.config.window == "pipeline":  # every row at once
+            passed = masks & (stats.max_prob[rows, view] > np.float32(self.config.threshold))
+            shape = (len(rows), -1, self.window.size)
+            stuck = ~passed.reshape(shape).any(axis=2) & masks.reshape(shape).any(axis=2)
+            forced = (stuck & frame.may_force[rows]).sum(axis=1)
+        else:
+            fills = [self._fill(self._cells(r, plan, stats, frame, view), frame) for r in rows]
+            passed = np.stack([filled.chosen.ravel() for filled in fills])
+            forced = np.zeros(len(rows), np.int64)
+        ends = self._ends(np.where(passed, token, plan.rows[rows, view]))
+        behind = np.cumsum(ends, axis=1) - ends > 0
+        found = (passed & ~behind).sum(axis=1) + forced + (np.array(rows) < len(self.ahead))
+        brought: list[int] = found.tolist()
+        return brought
 
     def _cells(self, row: int, plan: Plan, stats: Stats, frame: Frame, view: slice) -> fill.Cells:
         """What the fill rule sees of a row: its blocks that may be filled."""

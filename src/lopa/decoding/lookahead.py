@@ -48,6 +48,7 @@ def score(
     ahead: list[Lookahead],  # of the first R − 1 rows
     size: int,  # block size: N is a whole number of blocks
     config: DecodeConfig,
+    ends: BoolArray,  # [R, N] where the token is an end of text
 ) -> Scores:
     """How promising each branch is: [R], higher is better."""
     if config.score == "mean":
@@ -62,9 +63,12 @@ def score(
     elif config.score == "segment":
         scores = _weakest_block(masks, ranking, size)
     else:
-        # Tokens this branch would fill now, each weighted by its probability of being right.
-        passed = masks & (max_prob > np.float32(config.threshold))
+        # Tokens that this branch would bring now, each weighted by its probability; ends of text
+        # do not count. They all depend on the lookahead token: its own is a factor, as α says.
+        passed = masks & ~ends & (max_prob > np.float32(config.threshold))
         fills: Scores = np.where(passed, max_prob, 0.0).sum(axis=1, dtype=np.float64)
+        sure = np.array([a.max_prob for a in ahead])
+        fills[: len(ahead)] = sure**config.creation_weight * (1.0 + fills[: len(ahead)])
         return fills
     scores = np.where(counts > 0, scores, NO_MASK_SCORE)
     weight = config.creation_weight

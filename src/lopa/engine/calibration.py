@@ -1,14 +1,13 @@
 """What a round costs on this device, measured once: the budget of `branches="auto"` needs it.
 
 Whole rounds are timed, the decoder's own time included, for the numbers of branches that auto
-chooses from; where that takes long the largest are left out, since on a slow device time grows
+chooses from; where a round takes long the largest are left out, since on a slow device time grows
 with tokens evenly. The measure belongs to the run, not to a request: it is taken once and kept.
 """
 
 from __future__ import annotations
 
 import itertools
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,62 +20,85 @@ from lopa.engine.session import Session
 from lopa.errors import CapacityError
 from lopa.models.config import ModelConfig
 
-WINDOW = 64  # tokens of a row: two blocks of 32, as in the middle of an answer
+# Tokens of a row and branches: one block of 32 as an answer begins, two as in the middle of one.
+WINDOW = 64
+ROUND_SIZES = ((WINDOW // 2, 0), *((WINDOW, branches) for branches in AUTO_BRANCHES))
 PREFIX = 32  # of the prompt
-ROUNDS = 3  # timed for each number of branches
-SECONDS = 1.0  # after which no further number of branches is measured; there are two at least
+ROUNDS = 7  # timed for each number of branches, in turn: a disturbance meets them all
+SECONDS = 0.1  # a round that takes longer is the last one measured; there are three at least
 
 
 def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeConfig]) -> RoundCost:
     """settings: makes a configuration that suits the model."""
-    began = time.perf_counter()
-    found: list[tuple[int, float]] = []
-    for branches in AUTO_BRANCHES:
-        if len(found) < 2 or time.perf_counter() - began < SECONDS:
+    timed: list[_Timed] = []
+    try:
+        for window, branches in ROUND_SIZES:
+            if len(timed) >= 3 and min(timed[-1].seconds) > SECONDS:
+                break
+            one = _Timed(runner, model, settings, window, branches)
             try:
-                found.append(_time(runner, model, settings, branches))
+                for _ in range(2):  # the first may compile kernels
+                    one.round()
             except CapacityError:  # nor would an answer with so many branches have room
                 break
-    if not found:
-        return EVERY_ROUND_THE_SAME
-    # More tokens never cost less: a point below the one before it is noise.
-    seconds = itertools.accumulate((s for _, s in found), max)
-    return RoundCost(tuple((t, s) for (t, _), s in zip(found, seconds, strict=True)))
-
-
-def _time(
-    runner: Runner, model: ModelConfig, settings: Callable[..., DecodeConfig], branches: int
-) -> tuple[int, float]:
-    """(tokens, median seconds) of rounds whose window is full."""
-    block = settings(decoder="lopa").block_size
-    window = max(WINDOW // block, 1) * block
-    asked: dict[str, Any] = {"append_at": 0.0, "activate_at": 1.0, "threshold": 1.0}
-    config = settings(
-        decoder="lopa", branches=branches, max_new_tokens=window, early_stop=False, **asked
-    )
-    ids = [i for i in range(PREFIX + 1) if i != model.mask_id][:PREFIX]
-    decoder = Decoder(
-        config,
-        ids,
-        mask_id=model.mask_id,
-        eos_ids=(),
-        shift=model.shift,
-        aligned=model.trained_block is not None,
-    )
-    session = Session(runner, None, decoder, ids)
-    times: list[float] = []
-    tokens = 0
-    try:
-        while len(times) < ROUNDS + 1:
-            began = time.perf_counter()
-            event = session.step()
-            if event is None:
-                break
-            record = event.round
-            rows = len(record.branches)
-            if rows == branches + 1 and record.branches[-1].end == decoder.window.end:
-                times.append(time.perf_counter() - began)
-                tokens = rows * (record.branches[-1].end - record.start)
+            if not timed or one.tokens > timed[-1].tokens:  # a block may be as large as the window
+                timed.append(one)
+            else:
+                one.session.close()
+        for _ in range(ROUNDS):
+            for one in timed:
+                one.round()
     finally:
-        session.close()
-    return tokens, statistics.median(times[1:] or times)
+        for one in timed:
+            one.session.close()
+    if not timed:
+        return EVERY_ROUND_THE_SAME
+    # What disturbs a round makes it longer, never shorter. And more tokens never cost less.
+    seconds = itertools.accumulate((min(one.seconds) for one in timed), max)
+    return RoundCost(tuple((one.tokens, s) for one, s in zip(timed, seconds, strict=True)))
+
+
+class _Timed:
+    """Rounds of one number of branches whose window is full."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        model: ModelConfig,
+        settings: Callable[..., DecodeConfig],
+        window: int,
+        branches: int,
+    ) -> None:
+        block = settings(decoder="lopa").block_size
+        window = max(window // block, 1) * block
+        asked: dict[str, Any] = {"append_at": 0.0, "activate_at": 1.0, "threshold": 1.0}
+        config = settings(
+            decoder="lopa", branches=branches, max_new_tokens=window, early_stop=False, **asked
+        )
+        ids = [i for i in range(PREFIX + 1) if i != model.mask_id][:PREFIX]
+        decoder = Decoder(
+            config,
+            ids,
+            mask_id=model.mask_id,
+            eos_ids=(),
+            shift=model.shift,
+            aligned=model.trained_block is not None,
+        )
+        self.branches = branches
+        self.session = Session(runner, None, decoder, ids)
+        self.tokens = 0  # of a round
+        self.seconds: list[float] = []
+
+    def round(self) -> None:
+        """Time the next round that has all its branches and the full window, if there is one."""
+        while True:
+            began = time.perf_counter()
+            event = self.session.step()
+            if event is None:
+                return
+            record = event.round
+            rows, end = len(record.branches), record.branches[-1].end
+            if rows == self.branches + 1 and end == self.session.decoder.window.end:
+                self.tokens = rows * (end - record.start)
+                self.seconds.append(time.perf_counter() - began)
+                return

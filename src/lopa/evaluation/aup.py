@@ -25,10 +25,12 @@ def aup(points: Sequence[tuple[float, float]], best: float | None = None) -> flo
     kept = [(tpf, accuracy) for tpf, accuracy in ordered if accuracy >= least]
     top = max(accuracy for _, accuracy in kept) if best is None else best
 
-    def weighed(accuracy: float) -> float:
-        return accuracy * min(math.exp(-STEEPNESS * (1 - accuracy / top)), 1.0) if top else 0.0
-
     area = kept[0][0] * kept[0][1]
     for (tpf, accuracy), (before, earlier) in zip(kept[1:], kept, strict=False):
-        area += (tpf - before) * (weighed(accuracy) + weighed(earlier)) / 2
+        area += (tpf - before) * (weighed(accuracy, top) + weighed(earlier, top)) / 2
     return area
+
+
+def weighed(accuracy: float, best: float) -> float:
+    """An accuracy, less for what it lacks to the best than that alone."""
+    return accuracy * min(math.exp(-STEEPNESS * (1 - accuracy / best)), 1.0) if best else 0.0

@@ -58,7 +58,7 @@ def by_axis(report: Report) -> Any:
         x = [str(p["options"][axis]) for p in points]
         label = setting_name(curve["shared"]) or report["task"]
         left.plot(x, [p["tpf"] for p in points], "o-", label=label)
-        right.errorbar(x, *_accuracies(points), fmt="o-", capsize=3, label=label)
+        right.errorbar(x, *accuracies(points), fmt="o-", capsize=3, label=label)
     left.set_ylabel("tokens per forward")
     right.set_ylabel("accuracy, %")
     for part in (left, right):
@@ -77,7 +77,7 @@ def tradeoff(report: Report) -> Any:
         points = sorted(of_curve(report, curve), key=lambda p: p["tpf"])
         x = [p["tpf"] for p in points]
         label = f"{setting_name(curve['shared'])} AUP {curve['aup']:.0f}".strip()
-        part.errorbar(x, *_accuracies(points), fmt="o-", capsize=3, label=label)
+        part.errorbar(x, *accuracies(points), fmt="o-", capsize=3, label=label)
         for p in points:
             place = (p["tpf"], 100 * p["accuracy"])
             name = str(p["options"][axis])
@@ -104,7 +104,7 @@ def by_round(report: Report) -> Any:
     return figure
 
 
-def _accuracies(points: list[dict[str, Any]]) -> tuple[list[float], list[list[float]]]:
+def accuracies(points: list[dict[str, Any]]) -> tuple[list[float], list[list[float]]]:
     """Accuracies in percent, and how far their intervals reach below and above."""
     values = [100 * p["accuracy"] for p in points]
     below = [100 * (p["accuracy"] - p["interval"][0]) for p in points]

@@ -43,6 +43,7 @@ class Sample:
     elapsed: float = 0.0
     scores: dict[str, bool] = field(default_factory=dict)  # where there is more than one
     prompt: str = ""  # token by token, as the model was given it
+    notes: dict[str, Any] | None = None  # of a decoder that observes itself
 
 
 def make_sample(
@@ -53,6 +54,7 @@ def make_sample(
     *,
     elapsed: float = 0.0,
     scores: Mapping[str, bool] | None = None,
+    notes: dict[str, Any] | None = None,
 ) -> Sample:
     trace = output.trace
     rounds = trace.rounds
@@ -73,6 +75,7 @@ def make_sample(
         elapsed=elapsed,
         scores=dict(scores or {}),
         prompt="".join(trace.pieces.get(i, "") for i in trace.prompt_ids),
+        notes=notes,
     )
 
 
@@ -172,6 +175,16 @@ class SampleFile(Samples):
             file.flush()
             os.fsync(file.fileno())
         super().add(samples)
+
+
+def described_in(path: Path) -> dict[str, Any]:
+    """The run that a file of samples is of."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            run: dict[str, Any] = json.loads(file.readline())["run"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LopaError(f"{path} is no file of samples ({error}): give another folder") from None
+    return run
 
 
 def _tuples(raw: dict[str, Any]) -> dict[str, Any]:

@@ -103,6 +103,7 @@ class Decoding(_Strict):
     score_window: int | None = None
     creation_weight: float | None = None
     lookahead_floor: float | None = None
+    lookahead_eos: bool | None = None
     early_stop: bool | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
     max_rounds: int | None = None

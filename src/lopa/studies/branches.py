@@ -1,48 +1,79 @@
-"""How do tokens per forward and accuracy depend on the number of branches?"""
+"""How do tokens per forward and accuracy depend on the number of branches?
+
+Twice: as published, and without lookaheads that end the text.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from lopa.config import PAPER
 from lopa.evaluation import plots
 from lopa.evaluation.sample import figures, mean_by_round
 from lopa.evaluation.sweep import curves
-from lopa.studies.study import Findings, Study, Table
+from lopa.studies.phrases import accuracy, points, times
+from lopa.studies.study import Findings, Setting, Study, Table
 
-BRANCHES: tuple[Any, ...] = (0, 1, 3, 7, "auto")
-
-
-def answers(study: Study) -> int:
-    return len(BRANCHES) * len(study.problems)
+BRANCHES = (0, 1, 3, 7, 14)
+KINDS: dict[str, dict[str, Any]] = {
+    "as published": PAPER,
+    "not at an end of text": {**PAPER, "lookahead_eos": False},
+}
 
 
 def run(study: Study) -> Findings:
-    points = []
-    for k in BRANCHES:
-        samples = study.decode(f"branches={k}", study.config(branches=k))
-        found = figures(samples)
-        points.append({"options": {"branches": k}, **found, "by_round": mean_by_round(samples)})
-    axes = {"branches": list(BRANCHES)}
-    return {
-        "task": "branches",
-        "axes": axes,
-        "points": points,
-        "curves": curves(points),
-        "round_cost": study.llm.round_cost.points,  # what auto went by
+    settings = {
+        (kind, k): Setting(f"{kind}, k = {k}", {**(options if k else PAPER), "branches": k})
+        for kind, options in KINDS.items()
+        for k in BRANCHES
     }
+    samples = study.decode(list(settings.values()))
+    found = []
+    for (kind, k), setting in settings.items():
+        some = samples.get(setting.name)
+        if not some:  # a report of what is there
+            continue
+        options = {"branches": k, "lookahead": kind}
+        found.append({"options": options, **figures(some), "by_round": mean_by_round(some)})
+    axes = {"branches": list(BRANCHES), "lookahead": list(KINDS)}
+    return {"task": "branches", "axes": axes, "points": found, "curves": curves(found)}
 
 
 def table(findings: Findings) -> Table:
-    heads = ("branches", "tried a round", "accuracy", "TPF")
+    heads = ("lookahead", "branches", "tried a round", "accuracy", "TPF")
     return heads, [
         (
+            p["options"]["lookahead"] if p["options"]["branches"] else "none",
             str(p["options"]["branches"]),
             f"{p['branches']:.1f}",
-            f"{p['accuracy']:.0%} ({p['interval'][0]:.0%} … {p['interval'][1]:.0%})",
+            accuracy(p),
             f"{p['tpf']:.2f}",
         )
         for p in findings["points"]
+        if p["options"]["branches"] or p["options"]["lookahead"] == next(iter(KINDS))
     ]
+
+
+def reading(findings: Findings) -> str:
+    published, ours = KINDS
+    by = {tuple(p["options"].values()): p for p in findings["points"]}
+    plain = by[0, published]
+    said = "; ".join(
+        f"k = {k} {times(by[k, published]['tpf'], plain['tpf'])} "
+        f"({points(by[k, published]['accuracy'], plain['accuracy'])} of accuracy)"
+        for k in BRANCHES[1:]
+        if (k, published) in by
+    )
+    better = "; ".join(
+        f"k = {k} {times(by[k, ours]['tpf'], plain['tpf'])} "
+        f"({points(by[k, ours]['accuracy'], plain['accuracy'])})"
+        for k in BRANCHES[1:]
+        if (k, ours) in by
+    )
+    return (
+        f"Against the TPF of plain D2F, {plain['tpf']:.2f}: {said}. "
+        f"Without lookaheads that end the text: {better or 'not measured'}."
+    )
 
 
 def draw(findings: Findings) -> Any:

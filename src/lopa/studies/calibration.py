@@ -1,94 +1,81 @@
-"""Does a branch's score tell how many tokens it will bring, and which score tells it best?
+"""What does a branch's score tell, and how sure must a lookahead token be?
 
-All scores are computed on the same rounds, those of the settings given. *Within* a round: over its
-branches, the score against the tokens that each would bring now if it won. *Ahead*: over rounds,
-the winner's score against the tokens of the round after.
+Scores: all definitions are computed on the same rounds, those of the settings given. *Within* a
+round: over its branches, the score against the tokens that each would bring now if it won. *Ahead*:
+over rounds, the winner's score against the tokens of the round after. And each definition decodes
+the problems itself.
+
+Floors: the problems again under each floor on a lookahead token's probability, by the score `mean`.
+The one with the most tokens per forward weighed by accuracy, as AUP weighs it, is the guard.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from lopa.config import DecodeConfig, ScoreName
-from lopa.decoding import lookahead
-from lopa.decoding.decoder import Decoder
+from lopa.config import ScoreName
 from lopa.evaluation import plots
-from lopa.evaluation.sample import figures
-from lopa.sequence import Round, Stats
+from lopa.evaluation.aup import weighed
+from lopa.evaluation.sample import Sample, figures
+from lopa.studies.phrases import accuracy, number, points, times
 from lopa.studies.ranks import spearman
-from lopa.studies.study import Findings, Study, Table
+from lopa.studies.study import Findings, Setting, Study, Table
 
-_SCORES: tuple[ScoreName, ...] = get_args(ScoreName)
-
-
-class Observed(Decoder):
-    """Keeps, for every round, the scores of all branches by definition, and what each brings."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.scores: list[dict[str, list[float]]] = []
-        self.brought: list[list[int]] = []
-        self.winners: list[int] = []
-        self._configs = {name: _scored_by(self.config, name) for name in _SCORES}
-
-    def advance(self, stats: Stats) -> Round:
-        plan, frame = self._plan, self._frame
-        assert plan is not None
-        assert frame is not None
-        _, view = self._columns(plan, frame)
-        masks = plan.wanted[:, view]
-        found: dict[str, list[float]] = {
-            name: lookahead.score(
-                masks,
-                masks.sum(axis=1),
-                stats.max_prob[:, view],
-                stats.ranking[:, view],
-                self.ahead,
-                self.window.size,
-                config,
-            ).tolist()
-            for name, config in self._configs.items()
-        }
-        rows = range(len(plan.rows))
-        self.brought.append([self._brought(row, plan, stats, frame, view) for row in rows])
-        self.scores.append(found)
-        record = super().advance(stats)
-        self.winners.append(record.winner)
-        return record
-
-
-def answers(study: Study) -> int:
-    return len(study.problems)
+SCORES: tuple[ScoreName, ...] = get_args(ScoreName)
+FLOORS = (0.1, 0.2, 0.3, 0.5)
+ALPHA = 0.5
+WEIGHED = f"fills, α {ALPHA:g}"
 
 
 def run(study: Study) -> Findings:
-    made: list[Observed] = []
+    free = {"lookahead_floor": 0.0}
+    plain = Setting("no lookahead", {"branches": 0})
+    seen = Setting("mean", {**free, "score": "mean"}, "observed")
+    others = [Setting(name, {**free, "score": name}) for name in SCORES if name != "mean"]
+    weighed_fills = Setting(WEIGHED, {**free, "score": "fills", "creation_weight": ALPHA})
+    floors = [Setting(f"floor {f:g}", {"score": "mean", "lookahead_floor": f}) for f in FLOORS]
+    samples = study.decode([plain, seen, *others, weighed_fills, *floors])
+    found = {name: figures(some) for name, some in samples.items()}
+    notes = [sample.notes for sample in samples["mean"] if sample.notes is not None]
+    by_floor = {"0": found["mean"]}
+    by_floor |= {f"{f:g}": found[f"floor {f:g}"] for f in FLOORS if f"floor {f:g}" in found}
+    return {
+        "rounds": sum(sample.rounds for sample in samples["mean"]),
+        "plain": found["no lookahead"],
+        "scores": {name: _predicts(name, notes) | {"decoded": found[name]} for name in SCORES},
+        "weighed": found[WEIGHED],
+        "floors": by_floor,
+        "placed": _placed(samples["mean"]),
+        "guard": guard(by_floor, found["no lookahead"]),
+    }
 
-    def make(*arguments: Any, **options: Any) -> Decoder:
-        made.append(Observed(*arguments, **options))
-        return made[-1]
 
-    samples = study.decode("observed", study.config(), make)
-    found: Findings = {"rounds": sum(len(d.brought) for d in made), **figures(samples)}
-    return found | {"scores": {name: _predicts(name, made) for name in _SCORES}}
+def guard(by_floor: Mapping[str, Any], plain: Mapping[str, Any]) -> float:
+    """The floor with the most tokens per forward, each setting's weighed by its accuracy."""
+    best = max(f["accuracy"] for f in (plain, *by_floor.values()))
+    return float(max(by_floor, key=lambda f: _worth(by_floor[f], best)))
 
 
-def _predicts(name: str, decoders: list[Observed]) -> Findings:
+def _worth(figures: Mapping[str, Any], best: float) -> float:
+    return float(figures["tpf"] * weighed(100 * figures["accuracy"], 100 * best))
+
+
+def _predicts(name: str, notes: Sequence[Mapping[str, Any]]) -> Findings:
     within, best = [], []
     now: list[float] = []
     later: list[float] = []
-    for d in decoders:
-        for scores, tokens in zip(d.scores, d.brought, strict=True):
+    for note in notes:
+        for scores, tokens in zip(note["scores"], note["brought"], strict=True):
             if len(tokens) < 2:
                 continue
             rank = spearman(scores[name], tokens)
             if rank is not None:
                 within.append(rank)
             best.append(tokens[scores[name].index(max(scores[name]))] / max(1, *tokens))
-        for i in range(len(d.brought) - 1):
-            now.append(d.scores[i][name][d.winners[i]])
-            later.append(d.brought[i + 1][d.winners[i + 1]])
+        for i in range(len(note["brought"]) - 1):
+            now.append(note["scores"][i][name][note["winners"][i]])
+            later.append(note["brought"][i + 1][note["winners"][i + 1]])
     return {
         "within": sum(within) / len(within) if within else None,  # mean over rounds
         "rounds_within": len(within),
@@ -98,39 +85,95 @@ def _predicts(name: str, decoders: list[Observed]) -> Findings:
     }
 
 
-def table(findings: Findings) -> Table:
-    heads = ("score", "within a round", "tokens of its choice / most", "the round after")
-    return heads, [
-        (name, *(_number(f[key]) for key in ("within", "of_best", "ahead")))
-        for name, f in findings["scores"].items()
+def _placed(samples: Sequence[Sample]) -> list[Findings]:
+    """Answers by their least sure lookahead token that won: how many, and how many are right."""
+    edges = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.01)
+    groups: list[list[bool]] = [[] for _ in edges[1:]]
+    for sample in samples:
+        won = [p for p in (sample.notes or {}).get("placed", ()) if p is not None]
+        if won:
+            groups[sum(min(won) >= edge for edge in edges) - 1].append(sample.correct)
+    return [
+        {"from": low, "to": min(high, 1.0), "answers": len(group), "correct": sum(group)}
+        for low, high, group in zip(edges, edges[1:], groups, strict=False)
     ]
 
 
+def table(findings: Findings) -> Table:
+    heads = (
+        "score or floor",
+        "within a round",
+        "tokens of its choice / most",
+        "the round after",
+        "accuracy",
+        "TPF",
+    )
+    rows: list[tuple[str, ...]] = [("no lookahead", "", "", "", *_decoded(findings["plain"]))]
+    for name, f in findings["scores"].items():
+        told = (number(f[key]) for key in ("within", "of_best", "ahead"))
+        rows.append((f"score {name}", *told, *_decoded(f["decoded"])))
+    rows.append((f"score {WEIGHED}", "", "", "", *_decoded(findings["weighed"])))
+    for floor, f in findings["floors"].items():
+        if float(floor):
+            rows.append((f"floor {floor}", "", "", "", *_decoded(f)))
+    return heads, rows
+
+
+def _decoded(figures: Mapping[str, Any]) -> tuple[str, str]:
+    return accuracy(figures), f"{figures['tpf']:.2f}"
+
+
+def reading(findings: Findings) -> str:
+    scores = findings["scores"]
+    mean, fills, weighed_ = scores["mean"], scores["fills"], findings["weighed"]
+    base = mean["decoded"]
+    said = ", ".join(
+        f"{name} {times(f['tpf'], base['tpf'])} ({points(f['accuracy'], base['accuracy'])})"
+        for name, f in (*((n, scores[n]["decoded"]) for n in SCORES[1:]), (WEIGHED, weighed_))
+    )
+    guarded, free = findings["floors"][f"{findings['guard']:g}"], findings["floors"]["0"]
+    found = (
+        f"The guard found here is a floor of {findings['guard']:g}: "
+        f"{times(guarded['tpf'], free['tpf'])} the TPF without one, "
+        f"{points(guarded['accuracy'], free['accuracy'])} of accuracy."
+        if len(findings["floors"]) > 1
+        else "Floors were not measured."
+    )
+    return (
+        "The paper's `mean` ranks the branches of a round by what they bring now with a mean rank "
+        f"correlation of {number(mean['within'])}, and its choice brings {number(mean['of_best'])} "
+        f"of what the best would; `fills` counts just that: {number(fills['within'])} and "
+        f"{number(fills['of_best'])}. Of the round after they tell {number(mean['ahead'])} and "
+        f"{number(fills['ahead'])}. TPF of decoding with each, against `mean`, and points of "
+        f"accuracy: {said}. {found}"
+    )
+
+
 def draw(findings: Findings) -> Any:
-    figure, part = plots.require_plots().subplots(figsize=(7, 4))
+    figure, (left, right) = plots.require_plots().subplots(1, 2, figsize=(10.5, 4.2))
     names = list(findings["scores"])
     for offset, (key, label) in enumerate(
         (("within", "tokens now, over the branches"), ("ahead", "the round after, over rounds"))
     ):
         values = [findings["scores"][name][key] or 0.0 for name in names]
-        part.bar([i + 0.4 * offset for i in range(len(names))], values, width=0.38, label=label)
-    part.set_xticks([i + 0.2 for i in range(len(names))], names)
-    part.set_ylabel("rank correlation of the score with")
-    part.axhline(0, color="black", linewidth=0.6)
-    part.legend(**plots.LEGEND)
+        left.bar([i + 0.4 * offset for i in range(len(names))], values, width=0.38, label=label)
+    left.set_xticks([i + 0.2 for i in range(len(names))], names)
+    left.set_ylabel("rank correlation of the score with")
+    left.axhline(0, color="black", linewidth=0.6)
+    left.legend(**plots.LEGEND)
+    floors = findings["floors"]
+    right.plot([f["tpf"] for f in floors.values()], _percent(floors.values()), "o-", label="floors")
+    for floor, f in floors.items():
+        place = (f["tpf"], 100 * f["accuracy"])
+        right.annotate(floor, place, (4, 4), textcoords="offset points", fontsize=8)
+    plain = findings["plain"]
+    right.plot([plain["tpf"]], [100 * plain["accuracy"]], "s", label="no lookahead")
+    right.set_xlabel("tokens per forward")
+    right.set_ylabel("accuracy, % (numbers: floor)")
+    right.grid(alpha=0.3)
+    right.legend(**plots.LEGEND)
     return figure
 
 
-def _scored_by(config: DecodeConfig, name: ScoreName) -> DecodeConfig:
-    neutral: Any = None  # a score's own options are settled anew
-    return replace(
-        config,
-        score=name,
-        score_window=neutral,
-        score_fraction=neutral,
-        creation_weight=neutral,
-    )
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.2f}"
+def _percent(figures: Any) -> list[float]:
+    return [100 * f["accuracy"] for f in figures]

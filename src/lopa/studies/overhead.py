@@ -9,25 +9,27 @@ from typing import Any
 from lopa.evaluation import plots
 from lopa.studies.study import Findings, Study, Table
 
-BRANCHES = (0, 1, 3, 7)
+BRANCHES = (0, 1, 3, 7, 15)
 PARTS = ("prepare", "forward", "select", "commit")
 
 
-def answers(study: Study) -> int:
-    return len(BRANCHES) * len(study.problems)
-
-
 def run(study: Study) -> Findings:
-    return {"branches": {str(k): _time(study, k) for k in BRANCHES}}
+    found = {}
+    for done, k in enumerate(BRANCHES):
+        if study.model.device.type != "cpu":
+            _time(study, k)  # kernels are compiled
+        found[str(k)] = _time(study, k)
+        study.progress(done + 1, len(BRANCHES))
+    return {"branches": found}
 
 
 def _time(study: Study, branches: int) -> Findings:
     """Median milliseconds of each part, over all rounds but the first of each answer."""
     config = study.config(branches=branches)
-    runner = study.llm.runner
+    runner = study.model.runner
     times: dict[str, list[float]] = {part: [] for part in PARTS}
     for problem in study.problems:
-        session = study.llm.session(problem.prompt, config)
+        session = study.model.session(problem.prompt, config)
         try:
             session.open()
             while True:
@@ -49,7 +51,6 @@ def _time(study: Study, branches: int) -> Findings:
                         times[part].append(ended - began)
         finally:
             session.close()
-        study.tick()
     found = {part: 1e3 * median(values) for part, values in times.items()}
     whole = sum(found.values())
     return {
@@ -70,6 +71,22 @@ def table(findings: Findings) -> Table:
         )
         for k, f in findings["branches"].items()
     ]
+
+
+def reading(findings: Findings) -> str:
+    found = findings["branches"]
+    host = {
+        k: sum(f["milliseconds"].values()) - f["milliseconds"]["forward"] for k, f in found.items()
+    }
+    few, most = next(iter(host)), list(host)[-1]
+    return (
+        f"Preparation, selection and commit take {host[few]:.2f} ms a round without branches and "
+        f"{host[most]:.2f} ms with {most}; the forward is "
+        f"{found[few]['shares']['forward']:.1%} of a round "
+        f"there and {found[most]['shares']['forward']:.1%} here. (The forward's part includes "
+        "what the host "
+        "does to begin it and to read its statistics.)"
+    )
 
 
 def draw(findings: Findings) -> Any:

@@ -1,59 +1,148 @@
-"""What the studies share: the problems, and decoding them with a decoder of their own."""
+"""What the studies share: problems, settings, and answers, decoded once and kept on file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from lopa.config import DecodeConfig
-from lopa.decoding.decoder import Decoder
 from lopa.engine.llm import LLM
 from lopa.engine.session import Session
+from lopa.errors import ConfigError
 from lopa.evaluation import tasks
 from lopa.evaluation.problem import Problem
-from lopa.evaluation.sample import Sample, make_sample
+from lopa.evaluation.sample import Sample, SampleFile, make_sample
+from lopa.evaluation.sweep import setting_name
+from lopa.studies.variants import VARIANTS
 
 Findings: TypeAlias = dict[str, Any]  # what goes to JSON
 Table: TypeAlias = tuple[Sequence[str], Sequence[Sequence[str]]]  # heads, rows
-MakeDecoder: TypeAlias = Callable[..., Decoder]
+
+_SCORERS = 4  # answers scored at once: each may run code in a process of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to decode all the problems."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)  # on top of the study's own
+    variant: str | None = None  # a decoder in the usual one's place
+    seed: int = 0  # of its chance
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A setting and the problems that are to be decoded under it; may go to another process."""
+
+    key: str  # of its samples on file
+    setting: Setting
+    config: DecodeConfig
+    prompts: Sequence[tuple[int, str]]
+    together: int  # how many at once
+
+    def run(self, llm: LLM) -> Iterator[Sample]:
+        """In order of completion, not scored yet."""
+        numbers: dict[int, int] = {}
+
+        def begin() -> Iterator[Session]:
+            for number, prompt in self.prompts:
+                session = _session(llm, prompt, self.config, self.setting)
+                numbers[id(session)] = number
+                yield session
+
+        for session in llm.engine(max_running=self.together).run(begin()):
+            assert session.output is not None
+            notes = getattr(session.decoder, "notes", None)
+            number = numbers.pop(id(session))
+            yield make_sample(self.key, number, False, session.output, notes=notes)
+
+
+Decode: TypeAlias = Callable[[Sequence[Job]], Iterable[Sequence[Sample]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
     """A model, problems and the settings that a study varies."""
 
-    llm: LLM
+    llm: LLM | None  # None: report what is on file, and leave out what is not
     problems: Sequence[Problem]
-    options: Mapping[str, Any]  # of DecodeConfig
+    options: Mapping[str, Any]  # of DecodeConfig, all of them
     seed: int
-    tick: Callable[[], None] = lambda: None  # called after every answer
+    file: SampleFile
+    together: int = 1  # answers decoded at once
+    elsewhere: Decode | None = None  # other processes that decode
+    progress: Callable[[int, int], None] = lambda done, total: None
 
     def config(self, **changes: Any) -> DecodeConfig:
-        return self.llm.decode_config(**{**self.options, **changes})
+        return DecodeConfig(**{**self.options, **changes})
 
-    def decode(
-        self, setting: str, config: DecodeConfig, make: MakeDecoder | None = None
-    ) -> list[Sample]:
-        """Every problem once, scored; `make` puts another decoder in the place of the usual."""
-        return [self.answer(setting, i, config, make) for i in range(len(self.problems))]
+    @property
+    def model(self) -> LLM:
+        if self.llm is None:
+            raise ConfigError("this study is timed: it cannot be reported from a file")
+        return self.llm
 
-    def answer(
-        self, setting: str, index: int, config: DecodeConfig, make: MakeDecoder | None = None
-    ) -> Sample:
-        problem = self.problems[index]
-        session = self.llm.session(problem.prompt, config)
-        if make is not None:
-            usual, ids = session.decoder, session.trace.prompt_ids
-            given = {"mask_id": usual.mask_id, "eos_ids": usual.eos_ids, "shift": usual.shift}
-            decoder = make(config, ids, aligned=usual.aligned, **given)
-            session = Session(self.llm.runner, self.llm.tokenizer, decoder, ids)
-        try:
-            while session.step() is not None:
-                pass
-        finally:
-            session.close()
-        assert session.output is not None
-        correct = tasks.score(problem, session.output.text)
-        self.tick()
-        return make_sample(setting, index, correct, session.output)
+    def decode(self, settings: Sequence[Setting]) -> dict[str, list[Sample]]:
+        """Every problem under every setting, scored; what is on file is not decoded again."""
+        if self.llm is None:
+            return {
+                s.name: self.file.of(self._key(s)) for s in settings if not self._job(s).prompts
+            }
+        jobs = list({self._key(setting): self._job(setting) for setting in settings}.values())
+        total = len(jobs) * len(self.problems)
+        done = total - sum(len(job.prompts) for job in jobs)
+        jobs = [job for job in jobs if job.prompts]
+        decode = self.elsewhere or self._here
+        known = {(s.problem, s.text): s.correct for s in self.file.samples.values()}
+
+        def scored(sample: Sample) -> Sample:
+            key = sample.problem, sample.text
+            if key not in known:  # two threads may find the same: no harm
+                known[key] = tasks.score(self.problems[sample.problem], sample.text)
+            return replace(sample, correct=known[key])
+
+        with ThreadPoolExecutor(_SCORERS) as pool:
+            for samples in decode(jobs) if jobs else ():
+                self.file.add(list(pool.map(scored, samples)))
+                done += len(samples)
+                self.progress(done, total)
+        return {setting.name: self.file.of(self._key(setting)) for setting in settings}
+
+    def _key(self, setting: Setting) -> str:
+        """Under what its samples are on file: what it changes. Studies share what they share."""
+        usual, own = self.config().settings(), self.config(**setting.options).settings()
+        changed = {name: value for name, value in own.items() if value != usual.get(name)}
+        chance = {setting.variant: setting.seed} if setting.variant else {}
+        return setting_name(changed | chance) or "as given"
+
+    def _job(self, setting: Setting) -> Job:
+        key = self._key(setting)
+        missing = [
+            (i, problem.prompt)
+            for i, problem in enumerate(self.problems)
+            if (key, i) not in self.file.samples
+        ]
+        return Job(key, setting, self.config(**setting.options), missing, self.together)
+
+    def _here(self, jobs: Sequence[Job]) -> Iterator[list[Sample]]:
+        return ([sample] for job in jobs for sample in job.run(self.model))
+
+
+def _session(llm: LLM, prompt: str, config: DecodeConfig, setting: Setting) -> Session:
+    session = llm.session(prompt, config)
+    if setting.variant is None:
+        return session
+    usual, ids = session.decoder, session.trace.prompt_ids
+    decoder = VARIANTS[setting.variant](
+        config,
+        ids,
+        mask_id=usual.mask_id,
+        eos_ids=usual.eos_ids,
+        shift=usual.shift,
+        aligned=usual.aligned,
+        seed=setting.seed,
+    )
+    return Session(llm.runner, llm.tokenizer, decoder, ids)

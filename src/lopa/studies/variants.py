@@ -1,26 +1,28 @@
-"""LoPA with one of its choices made by chance instead, which shows what the choice is worth."""
+"""Decoders for studies: LoPA with a choice left to chance, and LoPA that observes itself."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 import numpy as np
 
+from lopa.config import DecodeConfig, ScoreName
 from lopa.decoding import lookahead
 from lopa.decoding.decoder import Decoder
-from lopa.sequence import BoolArray, FloatArray, IntArray, Lookahead
+from lopa.sequence import BoolArray, FloatArray, IntArray, Lookahead, Round, Stats
 
 
-class Chance(Decoder):
-    """A decoder with dice of its own: the same seed throws the same again."""
+class Variant(Decoder):
+    """`seed` is for those that throw dice: the same seed throws the same again."""
 
     def __init__(self, *arguments: Any, seed: int = 0, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.dice = np.random.default_rng(seed)
 
 
-class RandomPositions(Chance):
-    """Looks ahead at masks drawn by lot, not at the best-ranked."""
+class RandomPositions(Variant):
+    """Looks ahead at masks drawn by lot, not at those ranked first."""
 
     def _spawn(
         self,
@@ -34,7 +36,21 @@ class RandomPositions(Chance):
         return lookahead.spawn(left, token, max_prob, lots, offset, self.config)
 
 
-class RandomWinner(Chance):
+class LeastConfident(Variant):
+    """Looks ahead at the masks ranked last."""
+
+    def _spawn(
+        self,
+        left: BoolArray,
+        token: IntArray,
+        max_prob: FloatArray,
+        ranking: FloatArray,
+        offset: int,
+    ) -> list[Lookahead]:
+        return lookahead.spawn(left, token, max_prob, -ranking, offset, self.config)
+
+
+class RandomWinner(Variant):
     """Takes any branch, not the best-scored."""
 
     def _select(self, scores: lookahead.Scores) -> int:
@@ -46,3 +62,57 @@ class RandomOrder(RandomPositions):
 
     def _select(self, scores: lookahead.Scores) -> int:
         return 0  # the lookahead, where there is one
+
+
+class Observed(Variant):
+    """Notes, for every round, all branches' scores by each definition, and what each brings."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        names: tuple[ScoreName, ...] = get_args(ScoreName)
+        self._configs = {name: _scored_by(self.config, name) for name in names}
+        self.notes: dict[str, Any] = {"scores": [], "brought": [], "winners": [], "placed": []}
+
+    def advance(self, stats: Stats) -> Round:
+        plan, frame = self._plan, self._frame
+        assert plan is not None
+        assert frame is not None
+        _, view = self._columns(plan, frame)
+        masks = plan.wanted[:, view]
+        found: dict[str, list[float]] = {
+            name: lookahead.score(
+                masks,
+                masks.sum(axis=1),
+                stats.max_prob[:, view],
+                stats.ranking[:, view],
+                self.ahead,
+                self.window.size,
+                config,
+                self._ends(stats.token[:, view]),
+            ).tolist()
+            for name, config in self._configs.items()
+        }
+        brought = self._brought(list(range(len(plan.rows))), plan, stats, frame, view)
+        record = super().advance(stats)
+        placed = record.branches[record.winner].lookahead
+        self.notes["scores"].append(found)
+        self.notes["brought"].append(brought)
+        self.notes["winners"].append(record.winner)
+        self.notes["placed"].append(None if placed is None else placed.max_prob)
+        return record
+
+
+def _scored_by(config: DecodeConfig, name: ScoreName) -> DecodeConfig:
+    neutral: Any = None  # a score's own options are settled anew
+    return replace(
+        config, score=name, score_window=neutral, score_fraction=neutral, creation_weight=neutral
+    )
+
+
+VARIANTS: dict[str, type[Variant]] = {
+    "random positions": RandomPositions,
+    "least confident positions": LeastConfident,
+    "random winner": RandomWinner,
+    "random order": RandomOrder,
+    "observed": Observed,
+}

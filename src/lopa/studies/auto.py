@@ -1,0 +1,114 @@
+"""Does `auto` with the quality guard trade accuracy for tokens per forward better than a fixed k?
+
+One curve along the threshold for each fixed k as published, and for auto as published, without
+lookaheads that end the text, and with another score. The AUP of a curve is its score.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lopa.config import PAPER
+from lopa.evaluation import plots
+from lopa.evaluation.sample import figures
+from lopa.evaluation.sweep import curves, of_curve
+from lopa.studies.phrases import accuracy, times
+from lopa.studies.study import Findings, Setting, Study, Table
+
+THRESHOLDS = (0.95, 0.9, 0.85, 0.8)
+FIXED = (1, 3, 7, 14)
+AUTO = {"branches": "auto", "objective": "tpf"}  # forwards are what AUP counts
+NO_END = {**PAPER, "lookahead_eos": False}
+ARMS: dict[str, dict[str, Any]] = {
+    "D2F": {**PAPER, "branches": 0},
+    **{f"k = {k}, as published": {**PAPER, "branches": k} for k in FIXED},
+    "auto, as published": {**PAPER, **AUTO},
+    "auto, not at an end of text": {**NO_END, **AUTO},
+    "auto, not at an end of text, score fills (α 0.5)": {
+        **NO_END,
+        **AUTO,
+        "score": "fills",
+        "creation_weight": 0.5,
+    },
+}
+
+
+def run(study: Study) -> Findings:
+    settings = {
+        (arm, threshold): Setting(f"{arm}, τ {threshold:g}", {**options, "threshold": threshold})
+        for arm, options in ARMS.items()
+        for threshold in THRESHOLDS
+    }
+    samples = study.decode(list(settings.values()))
+    found = [
+        {
+            "options": {"threshold": threshold, "decoding": arm},
+            **figures(samples[setting.name]),
+        }
+        for (arm, threshold), setting in settings.items()
+        if setting.name in samples
+    ]
+    # A curve that is shorter than another has less area for that alone: all end where all have
+    # points, but for those that have too few to be curves.
+    by_arm = {arm: [p for p in found if p["options"]["decoding"] == arm] for arm in ARMS}
+    kept = {arm: points for arm, points in by_arm.items() if len(points) > 1}
+    common = set.intersection(*({p["options"]["threshold"] for p in k} for k in kept.values()))
+    compared = [
+        p for points in kept.values() for p in points if p["options"]["threshold"] in common
+    ]
+    return {
+        "task": "auto",
+        "axes": {"threshold": list(THRESHOLDS), "decoding": list(kept)},
+        "points": found,
+        "compared": sorted(common, reverse=True),
+        "curves": curves(compared),
+    }
+
+
+def table(findings: Findings) -> Table:
+    heads = ("decoding", "AUP", *(f"τ {t:g}: accuracy, TPF" for t in THRESHOLDS))
+    rows = []
+    for curve in findings["curves"]:
+        points = {p["options"]["threshold"]: p for p in of_curve(findings, curve)}
+        rows.append(
+            (
+                curve["shared"]["decoding"],
+                f"{curve['aup']:.0f}",
+                *(
+                    f"{accuracy(points[t])}, {points[t]['tpf']:.2f}"
+                    if t in points
+                    else "not measured"
+                    for t in THRESHOLDS
+                ),
+            )
+        )
+    return heads, rows
+
+
+def best_fixed(findings: Findings) -> str:
+    by = _by_arm(findings)
+    return max((name for name in by if name.startswith("k = ")), key=by.__getitem__)
+
+
+def reading(findings: Findings) -> str:
+    by = _by_arm(findings)
+    best = best_fixed(findings)
+    said = "; ".join(
+        f"{name} {by[name]:.0f} ({times(by[name], by[best])})"
+        for name, options in ARMS.items()
+        if options["branches"] == "auto" and name in by
+    )
+    thresholds = ", ".join(f"{t:g}" for t in findings["compared"])
+    return (
+        f"Over the thresholds that all curves have ({thresholds}) the best fixed number is "
+        f"{best}, with an "
+        f"AUP of {by[best]:.0f}. Against it: {said or 'auto was not measured'}."
+    )
+
+
+def _by_arm(findings: Findings) -> dict[str, float]:
+    return {c["shared"]["decoding"]: c["aup"] for c in findings["curves"]}
+
+
+def draw(findings: Findings) -> Any:
+    return plots.tradeoff(findings)
