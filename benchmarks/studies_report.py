@@ -1,33 +1,46 @@
-"""The studies in the docs: command, table, reading and picture, from what `lopa study` wrote.
+"""Studies and sweeps in the docs: tables, readings and pictures, from what the commands wrote.
 
     python benchmarks/studies_report.py docs/studies docs/results.md README.md
 
 Each FOLDER/NAME.json goes between the marks <!-- study FOLDER NAME --> and <!-- end -->, its
-reading alone between <!-- reading FOLDER NAME --> and <!-- end -->; nothing between marks is
-written by hand. Pictures are drawn beside the figures.
+reading alone between <!-- reading FOLDER NAME --> and <!-- end -->; the table of a sweep,
+FOLDER/report.json, between <!-- sweep FOLDER --> and <!-- end -->. Nothing between marks is written
+by hand. Pictures are drawn beside the figures.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from lopa.evaluation.page import HEADS, rows
 from lopa.evaluation.plots import save
 
 
 def section(found: dict[str, Any], picture: str) -> str:
     study = import_module(f"lopa.studies.{found['study']}")
-    heads, rows = study.table(found["findings"])
-    lines = ["```", found["command"], "```", ""]
-    lines += [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
-    said = ", ".join(f"{n} {value}" for n, value in found["host"].items() if value is not None)
-    where = f"{found['problems']} problems of `{found['task']}`, seed {found['seed']}; {said}."
+    lines = ["```", found["command"], "```", "", *table(*study.table(found["findings"]))]
     reading = study.reading(found["findings"])
-    return "\n".join([*lines, "", where, "", reading, "", f"![{found['study']}]({picture})"])
+    shown = f"![{found['study']}]({picture})"
+    return "\n".join([*lines, "", measured_on(found), "", reading, "", shown])
+
+
+def sweep(found: dict[str, Any]) -> str:
+    return "\n".join([*table(HEADS, rows(found)), "", measured_on(found)])
+
+
+def table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
+    rule = "|" + "---|" * len(heads)
+    return [f"| {' | '.join(heads)} |", rule, *(f"| {' | '.join(line)} |" for line in lines)]
+
+
+def measured_on(found: dict[str, Any]) -> str:
+    said = ", ".join(f"{n} {value}" for n, value in found["host"].items() if value is not None)
+    return f"{found['problems']} problems of `{found['task']}`, seed {found['seed']}; {said}."
 
 
 def put(text: str, begin: str, what: str) -> str:
@@ -44,6 +57,10 @@ def main() -> None:
     texts = {page: page.read_text(encoding="utf-8") for page in pages}
     for path in sorted(folder.glob("*/*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
+        if path.stem == "report":
+            mark = f"<!-- sweep {path.parent.name} -->"
+            texts = {page: put(text, mark, sweep(found)) for page, text in texts.items()}
+            continue
         study = import_module(f"lopa.studies.{found['study']}")
         picture = save(study.draw(found["findings"]), path.with_suffix(""))[0]
         name = f"{path.parent.name} {path.stem}"

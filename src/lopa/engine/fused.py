@@ -94,6 +94,7 @@ class FusedStep(Step):
         super().__init__(model, pages)
         config = model.config
         self.graphs = graphs and self.device.type == "cuda"
+        self._group = config.heads // config.kv_heads
         longest = min(config.max_positions, pages.count * PAGE)
         self.table = torch.zeros(_SLOTS, pages_for(longest), dtype=torch.int32, device=self.device)
         self.carry = self.carry.new_zeros(_SLOTS, config.hidden_size)
@@ -176,16 +177,8 @@ class FusedStep(Step):
         drawing = any(config.temperature > 0 for config in configs)
         return self._rounded(batch.size, len(batch.row_begin), wanted, drawing)
 
-    @lru_cache(maxsize=1024)  # noqa: B019 (a step lives as long as its model)
     def _rounded(self, tokens: int, rows: int, wanted: int, drawing: bool) -> Sizes:
-        tokens = _round_up(tokens)
-        rows = next(size for size in (16, 64, 256, tokens + 256) if rows <= size)
-        if wanted:
-            half = _round_up(tokens // 2)
-            wanted = half if wanted <= half else tokens
-        config = self.model.config
-        tiles = most_tiles(tokens, rows, config.heads // config.kv_heads)
-        return Sizes(tokens, rows, tiles, wanted, drawing)
+        return _rounded(tokens, rows, wanted, drawing, self._group)
 
     def warm_up(self, tokens: int) -> None:
         """Capture what batches of up to so many tokens in up to 16 rows take, nothing drawn."""
@@ -261,7 +254,7 @@ class FusedStep(Step):
         to.start[:rows] = batch.row_start
         to.cached[:rows] = batch.row_cached
         to.slot[:rows] = batch.row_slot
-        row, at = self._tiles(batch.row_length.tobytes())
+        row, at = _tiles(batch.row_length.tobytes(), self._group)
         to.tile_row[: len(row)] = row
         to.tile_row[len(row) :] = -1
         to.tile_at[: len(row)] = at
@@ -277,15 +270,6 @@ class FusedStep(Step):
             to.settings[here, 2] = config.seed
             to.settings[here, 3] = RANKINGS[config.ranking]
             to.temperature[here] = config.temperature
-
-    @lru_cache(maxsize=256)  # noqa: B019
-    def _tiles(self, row_lengths: bytes) -> tuple[IntArray, IntArray]:
-        """The row of each tile of attention, and its first folded query."""
-        group = self.model.config.heads // self.model.config.kv_heads
-        tiles = -(-np.frombuffer(row_lengths, np.int64) * group // TILE)  # [R]
-        row = np.repeat(np.arange(len(tiles)), tiles)
-        first = np.cumsum(tiles) - tiles
-        return row, (np.arange(len(row)) - first[row]) * TILE
 
     # -- the device's side --------------------------------------------------------------------
 
@@ -392,6 +376,25 @@ def _kind(linear: object) -> torch.dtype | None:
 def _fuses(config: DecodeConfig) -> bool:
     """What the confidence kernel does not do goes through `lopa.engine.statistics`."""
     return config.top_p == 1.0 and config.top_k == 0 and config.decoder != "fast-dllm"
+
+
+@lru_cache(maxsize=1024)
+def _rounded(tokens: int, rows: int, wanted: int, drawing: bool, group: int) -> Sizes:
+    tokens = _round_up(tokens)
+    rows = next(size for size in (16, 64, 256, tokens + 256) if rows <= size)
+    if wanted:
+        half = _round_up(tokens // 2)
+        wanted = half if wanted <= half else tokens
+    return Sizes(tokens, rows, most_tiles(tokens, rows, group), wanted, drawing)
+
+
+@lru_cache(maxsize=256)
+def _tiles(row_lengths: bytes, group: int) -> tuple[IntArray, IntArray]:
+    """The row of each tile of attention, and its first folded query."""
+    tiles = -(-np.frombuffer(row_lengths, np.int64) * group // TILE)  # [R]
+    row = np.repeat(np.arange(len(tiles)), tiles)
+    first = np.cumsum(tiles) - tiles
+    return row, (np.arange(len(row)) - first[row]) * TILE
 
 
 def _round_up(tokens: int) -> int:
