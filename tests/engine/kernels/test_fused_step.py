@@ -17,7 +17,7 @@ from lopa.engine.quantize import quantize
 pytestmark = [
     pytest.mark.engine,
     # Padding holds whatever was in memory; nothing is read from it.
-    pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 
 
