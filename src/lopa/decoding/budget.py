@@ -8,7 +8,7 @@ number with the most tokens for the time that the round will take.
 Nothing is drawn and no clock is read: what a round costs is given once for a run, so the same
 statistics give the same choices on every rank. Old evidence fades, and what it fades to is the
 hope that looking ahead helps as much as it does on the built-in tasks (docs/results.md). A sequence
-that has gone without branches for long tries one again, unless that could hardly pay.
+that has gone without branches for long tries one again, as far as a small share of its time allows.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from lopa.config import AUTO_BRANCHES
 from lopa.errors import ConfigError
 
-# Tokens that each choice adds to the one before, as a share of those without branches: roughly
-# between the two built-in tasks, as the study `speed` found them.
-HOPES = (0.5, 0.3, 0.3, 0.4)
-MOST_HOPED = 0.7  # a first branch that would have to add more is not tried to find out
+# Tokens that each choice adds to the one before, as a share of those without branches: what it does
+# on `words`, where looking ahead adds less than on `functions` (the study `speed`).
+HOPES = (0.3, 0.25, 0.25, 0.25)
+TRIALS = 0.02  # share of the time that may be lost on finding out whether a branch helps by now
 HOPE_WEIGHT = 2.0  # rounds that a hope counts for
 FADING = 0.97  # weight of a round against the one after it
 FORGOTTEN = 0.5  # weight of all that is known of branches below which one is tried again
@@ -65,6 +65,8 @@ class Budget:
         self.cost = cost
         self._plain = _Mean()  # tokens of a round without branches
         self._steps = [_Mean() for _ in AUTO_BRANCHES[1:]]  # what a choice adds to the one before
+        self._spent = 0.0  # cost of all rounds
+        self._lost = 0.0  # of it, what trials are expected to have lost
 
     def winners(self, scores: Sequence[float]) -> list[int]:
         """The row that would have won with each choice that this round covers, in turn.
@@ -105,11 +107,15 @@ class Budget:
         if candidates <= AUTO_BRANCHES[-1]:
             choices.append(candidates)
         costs = {k: self.cost(row * (k + 1)) for k in choices}
-        rates = {k: gain / costs[k] for k, gain in zip(costs, self.gains(), strict=False)}
+        gains = dict(zip(costs, self.gains(), strict=False))
+        rates = {k: gain / costs[k] for k, gain in gains.items()}
         best = max(rates, key=rates.__getitem__)  # of equals the fewest branches
-        forgotten = best == 0 and self._steps[0].weight < FORGOTTEN
-        if forgotten and 1 in costs:
-            return 1 if costs[1] < (1 + MOST_HOPED) * costs[0] else 0
+        if best == 0 and 1 in costs and self._steps[0].weight < FORGOTTEN:
+            loss = costs[1] - gains[1] / rates[0]  # against making those tokens without branches
+            if self._lost + loss <= TRIALS * (self._spent + costs[1]):
+                self._lost += loss
+                best = 1
+        self._spent += costs[best]
         return best
 
 
