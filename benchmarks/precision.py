@@ -22,6 +22,7 @@ from lopa import LLM, DecodeConfig
 from lopa.config import PAPER
 from lopa.evaluation.evaluate import evaluate
 from lopa.evaluation.tasks import ROOM
+from marks import put_in, table
 
 # name: dtype, quantize; fp32 first, since the others are held against it
 PRECISIONS: dict[str, tuple[str, str | None]] = {
@@ -42,7 +43,7 @@ def same_until(ours: list[int], plain: list[int]) -> float:
 def write_table(lines: list[dict[str, Any]], page: Path) -> None:
     """A table between its marks."""
     heads = ("task", "branches", "precision", "accuracy", "TPF", "identical", "same until")
-    rows = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    rows = []
     for line in sorted(lines, key=lambda x: (x["task"] != "words", x["branches"])):
         low, high = line["interval"]
         cells = [
@@ -54,16 +55,10 @@ def write_table(lines: list[dict[str, Any]], page: Path) -> None:
             f"{line['identical']:.1%}",
             f"{line['same_until']:.1%}",
         ]
-        rows.append(f"| {' | '.join(cells)} |")
+        rows.append(cells)
     first = lines[0]
     said = f"{first['problems']} problems a line; {first['device']}, torch {first['torch']}."
-    begin, end = "<!-- precision -->", "<!-- end -->"
-    head, mark, rest = page.read_text(encoding="utf-8").partition(begin)
-    _, closed, tail = rest.partition(end)
-    if not mark or not closed:
-        raise SystemExit(f"{page} has no {begin} … {end}")
-    text = "\n".join([*rows, "", said])
-    page.write_text(f"{head}{begin}\n{text}\n{end}{tail}", encoding="utf-8")
+    put_in(page, "precision", "\n".join([*table(heads, rows), "", said]))
 
 
 def main() -> None:

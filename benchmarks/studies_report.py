@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from lopa.evaluation.page import HEADS, rows
 from lopa.evaluation.plots import save
+from marks import put, table
 
 
 def section(found: dict[str, Any], picture: str) -> str:
@@ -33,21 +33,9 @@ def sweep(found: dict[str, Any]) -> str:
     return "\n".join([*table(HEADS, rows(found)), "", measured_on(found)])
 
 
-def table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
-    rule = "|" + "---|" * len(heads)
-    return [f"| {' | '.join(heads)} |", rule, *(f"| {' | '.join(line)} |" for line in lines)]
-
-
 def measured_on(found: dict[str, Any]) -> str:
     said = ", ".join(f"{n} {value}" for n, value in found["host"].items() if value is not None)
     return f"{found['problems']} problems of `{found['task']}`, seed {found['seed']}; {said}."
-
-
-def put(text: str, begin: str, what: str) -> str:
-    """What is between a mark and its end, where the page has the mark."""
-    head, mark, rest = text.partition(begin)
-    _, end, tail = rest.partition("<!-- end -->")
-    return f"{head}{begin}\n{what}\n{end}{tail}" if mark and end else text
 
 
 def main() -> None:
@@ -58,7 +46,7 @@ def main() -> None:
     for path in sorted(folder.glob("*/*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
         if path.stem == "report":
-            mark = f"<!-- sweep {path.parent.name} -->"
+            mark = f"sweep {path.parent.name}"
             texts = {page: put(text, mark, sweep(found)) for page, text in texts.items()}
             continue
         study = import_module(f"lopa.studies.{found['study']}")
@@ -66,8 +54,8 @@ def main() -> None:
         name = f"{path.parent.name} {path.stem}"
         for page, text in texts.items():
             shown = picture.relative_to(page.parent).as_posix() if f"study {name}" in text else ""
-            text = put(text, f"<!-- study {name} -->", section(found, shown))
-            texts[page] = put(text, f"<!-- reading {name} -->", study.reading(found["findings"]))
+            text = put(text, f"study {name}", section(found, shown))
+            texts[page] = put(text, f"reading {name}", study.reading(found["findings"]))
     for page, text in texts.items():
         page.write_text(text, encoding="utf-8")
 

@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from marks import put_in
+
 TASKS = ("words", "functions")
-BEGIN, END = "<!-- tradeoff -->", "<!-- end -->"
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -128,21 +129,11 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def insert(text: str, page: Path) -> None:
-    """Replace what stands between the marks of the page."""
-    content = page.read_text(encoding="utf-8")
-    head, _, rest = content.partition(BEGIN)
-    _, mark, tail = rest.partition(END)
-    if not mark:
-        sys.exit(f"{page} has no {BEGIN} … {END}")
-    page.write_text(f"{head}{BEGIN}\n{text}\n{END}{tail}", encoding="utf-8")
-
-
 def main() -> None:
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     rows, docs = read(Path(sys.argv[1])), Path(sys.argv[2])
-    insert(table(rows), docs / "results.md")
+    put_in(docs / "results.md", "tradeoff", table(rows))
     picture(rows, docs / "tradeoff.png")
 
 

@@ -251,3 +251,11 @@ def test_the_step_is_warmed_up_before_the_first_request() -> None:
     assert asked == [96]
     with pytest.raises(ConfigError, match="warmup must be between 0"):
         load("dream_0", warmup=-1)
+
+
+def test_a_long_prompt_of_weights_that_are_not_numbers() -> None:
+    llm = load("dream_0")
+    llm.model.norm.weight.data.fill_(float("nan"))
+    llm.runner = PagedRunner(llm.model, 512, prefill_tokens=4)
+    with pytest.raises(LopaError, match="logits are not numbers"):
+        llm.generate(numbers(2, 30), DecodeConfig(max_new_tokens=8, block_size=8))

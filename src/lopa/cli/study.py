@@ -44,7 +44,6 @@ STUDIES = (
     "overhead",
     "sync",
 )
-_ROOM = 160  # new tokens: what an answer to a built-in task may need
 
 
 @with_decoding("seed")
@@ -87,8 +86,9 @@ def study(
         _report(name, out or Path(f"study-{task}"))
         return
     from lopa.evaluation.evaluate import problems
+    from lopa.evaluation.tasks import ROOM
 
-    room = {} if preset or "max_new_tokens" in decoding else {"max_new_tokens": _ROOM}
+    room = {} if preset or "max_new_tokens" in decoding else {"max_new_tokens": ROOM}
     config = decode_config(model, {**room, **decoding, "seed": seed}, preset)
     if config.decoder != "lopa" or config.most_branches == 0:
         raise ConfigError("the studies are about lookahead: use the lopa decoder with branches")

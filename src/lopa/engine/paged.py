@@ -179,10 +179,6 @@ class PagedRunner:
         token, max_prob, ranking = self.step.forward(
             batch, [s.table for s in states], [s.config for s in states]
         )
-        if np.isnan(max_prob).any():
-            raise LopaError(
-                "the model's logits are not numbers: try another dtype, or fetch the weights again"
-            )
         found: dict[int, Found | None] = {}
         end = 0
         pieces = zip(plans, states, batch.first_rows, batch.wanted_counts, strict=True)
@@ -196,6 +192,10 @@ class PagedRunner:
     def _stats(plan: Plan, found: Found | None) -> Stats | None:
         if found is None:
             return None
+        if np.isnan(found[1]).any():
+            raise LopaError(
+                "the model's logits are not numbers: try another dtype, or fetch the weights again"
+            )
         arrays = np.zeros(plan.rows.shape, np.int64), *np.zeros((2, *plan.rows.shape))
         wanted = np.flatnonzero(plan.wanted)
         for array, values in zip(arrays, found, strict=True):
