@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from ahead import make_eager
 
 import goldens
 from lopa import LLM, DecodeConfig
@@ -22,9 +23,11 @@ SETTINGS = [
 ]
 
 
-def test_two_thousand_requests() -> None:
+@pytest.mark.parametrize("requests", [2000, 500])  # the fewer with rounds begun ahead
+def test_many_requests(requests: int) -> None:
     draw = random.Random(0)
     llm = LLM(goldens.MODELS / "dream_0", dtype="float32", device="cpu", cache_tokens=64 * 40)
+    step = make_eager(llm) if requests == 500 else None
     runner = llm.runner
     runner.prefill_tokens = 100  # so that the longer prompts go by layers
     kinds = [
@@ -34,7 +37,7 @@ def test_two_thousand_requests() -> None:
     ]
     expected = [llm.generate(prompt, config).token_ids for prompt, config in kinds]
     engine = Engine(runner, max_running=24, token_budget=1500)
-    to_come = 2000
+    to_come = requests
     kind_of: dict[int, int] = {}
     alive: list[Session] = []
     finished = dropped = most = 0
@@ -56,8 +59,9 @@ def test_two_thousand_requests() -> None:
                 assert event.output.token_ids == expected[kind_of[id(session)]]
                 alive.remove(session)
                 finished += 1
-    assert finished + dropped == 2000
-    assert dropped > 50
+    assert finished + dropped == requests
+    assert dropped > requests / 40
+    assert step is None or step.finished > requests
     assert most > 8
     assert not alive
     runner.prefixes.clear()

@@ -39,6 +39,9 @@ class Uncached:
 
     def close(self, slot: int) -> None: ...
 
+    def begin(self, plans: Sequence[tuple[int, Plan]]) -> bool:
+        return False
+
     def forward(self, plans: Sequence[tuple[int, Plan]]) -> list[Stats]:
         ((_, plan),) = plans
         self.plan = plan

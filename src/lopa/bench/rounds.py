@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lopa.bench.ceilings import Ceilings, synchronize
+from lopa.bench.ceilings import Ceilings
 from lopa.config import DecodeConfig
 from lopa.decoding.decoder import Decoder
 from lopa.engine.llm import LLM
@@ -44,6 +44,7 @@ class _Timed:
         self.seconds: list[float] = []
         self.check, self.open, self.close = runner.check, runner.open, runner.close
         self.reused, self.cost, self.commit = runner.reused, runner.cost, runner.commit
+        self.begin = runner.begin
 
     def forward(self, plans: Sequence[tuple[int, Plan]]) -> Sequence[Stats | None]:
         began = time.perf_counter()
@@ -81,19 +82,18 @@ def time_rounds(
     forwards: list[float] = []
     while len(whole) < rounds:
         session = _session(llm, timed, config, prefix)
+        ended = time.perf_counter()
         try:
             while len(whole) < rounds:
-                synchronize(llm.device)
-                began = time.perf_counter()
-                event = session.step()
-                synchronize(llm.device)
-                seconds = time.perf_counter() - began
+                event = session.step(ahead=True)
+                # From one step's end to the next: a round, whatever of it goes on meanwhile.
+                began, ended = ended, time.perf_counter()
                 if event is None:
                     break
                 record = event.round
                 full = record.branches[-1].end - record.start == window
                 if full and len(record.branches) == branches + 1 and record.start >= prefix:
-                    whole.append(seconds)
+                    whole.append(ended - began)
                     forwards.append(timed.seconds[-1])
         finally:
             session.close()

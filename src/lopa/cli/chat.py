@@ -90,7 +90,7 @@ class Conversation:
             ids = encode(self.llm, line, chat=False)
         terminal = sys.stdout.isatty()
         with closing(self.llm.session(ids, self.config)) as session:
-            while (event := session.step()) is not None:
+            while (event := session.step(ahead=True)) is not None:
                 print(safe_for(terminal, event.text), end="", flush=True)
         output = session.output
         assert output is not None

@@ -80,7 +80,7 @@ def generate(
 
 
 def _run(session: Session, live: bool) -> Output:
-    while (event := session.step()) is not None:
+    while (event := session.step(ahead=True)) is not None:
         if live:
             print(safe_for(True, event.text), end="", flush=True)
     assert session.output is not None
@@ -91,7 +91,7 @@ def _watched(session: Session) -> Output:
     from lopa.cli.watch import Watch
 
     with Watch(session) as view:
-        while (event := session.step()) is not None:
+        while (event := session.step(ahead=True)) is not None:
             view.show(event)
     assert session.output is not None
     return session.output

@@ -4,6 +4,9 @@ Sessions wait in line and are taken up in their order as soon as the runner has 
 round takes as many running sessions as its token budget allows, in turn, so that none is left
 behind; a session that could not go this time goes first the next time. It knows nothing of text or
 of the network: whoever drives it adds sessions, calls `step` and hands the events on.
+
+Where the device works by itself, the next round is begun before the records of the last one are
+made, and before whoever drives the engine reads them.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ class Engine:
         self.token_budget = token_budget
         self.waiting: deque[Session] = deque()
         self.running: deque[Session] = deque()  # whose turn it is, first
-        self._began: dict[int, float] = {}  # by slot: when its round was first forwarded
+        self._began: dict[Session, float] = {}  # when its round was first forwarded
+        self._begun: list[tuple[Session, Plan]] = []  # the next turn, where it is under way
 
     def add(self, session: Session) -> None:
         """Wait in line. A session that the runner can never hold is refused here."""
@@ -52,7 +56,10 @@ class Engine:
         for line in (self.waiting, self.running):
             if session in line:
                 line.remove(session)
-        self._let_go(session)
+        if any(one is session for one, _ in self._begun):
+            self._begun = []  # what was begun with it is done again without it
+        self._began.pop(session, None)
+        session.close()
 
     @property
     def busy(self) -> bool:
@@ -60,38 +67,42 @@ class Engine:
 
     def step(self) -> list[tuple[Session, Event]]:
         """One round: what became of each session that went. Finished ones have left."""
-        self._admit()
-        turn = self._turn()
+        turn = self._begun or self._next_turn()
         if not turn:
             return []
+        self._begun = []
         began = time.perf_counter()
         for session, _ in turn:
-            self._began.setdefault(session.slot, began)
+            self._began.setdefault(session, began)
         found = self.runner.forward([(session.slot, plan) for session, plan in turn])
+        if len(turn) < len(self.running):
+            for session, _ in turn:  # to the end of the line
+                self.running.remove(session)
+                self.running.append(session)
         # A long prompt takes several forwards: None until it is through.
         done = [(s, stats) for (s, _), stats in zip(turn, found, strict=True) if stats is not None]
-        records = [session.decoder.advance(stats) for session, stats in done]
-        self.runner.commit(
-            [(s.slot, record.winner) for (s, _), record in zip(done, records, strict=True)]
-        )
+        records = [(session, session.advance(stats)) for session, stats in done]
+        self.runner.commit([(session.slot, record.winner) for session, record in records])
         ended = time.perf_counter()
-        events = []
-        for (session, _), record in zip(done, records, strict=True):
-            event = session.take(record, ended - self._began.pop(session.slot))
-            if session.output is not None:
+        seconds = [ended - self._began.pop(session) for session, _ in records]
+        for session, _ in records:
+            if session.plan() is None:
                 self.running.remove(session)
-                self._let_go(session)
-            events.append((session, event))
-        return events
+                session.close()  # its room is for the next one
+        self._begin(ended)
+        return [
+            (session, session.take(record, spent))
+            for (session, record), spent in zip(records, seconds, strict=True)
+        ]
 
     def run(self, sessions: Iterator[Session]) -> Iterator[Session]:
-        """Run sessions to their end, never more of them at once than fit; in order of completion.
+        """Run sessions to their end, in order of completion; few are made before their time.
 
         On the way out every slot is freed.
         """
         try:
             while True:
-                while len(self.running) + len(self.waiting) < self.max_running:
+                while len(self.waiting) < self.max_running:  # so that none of its places is empty
                     session = next(sessions, None)
                     if session is None:
                         break
@@ -118,8 +129,17 @@ class Engine:
         # New ones go first, in their order: their first round is what their users wait for.
         self.running.extendleft(reversed(new))
 
-    def _turn(self) -> list[tuple[Session, Plan]]:
-        """The sessions of this round, at least one; they move to the end of the line."""
+    def _begin(self, now: float) -> None:
+        """The next round, where the device can have it at once."""
+        turn = self._next_turn()
+        if turn and self.runner.begin([(session.slot, plan) for session, plan in turn]):
+            self._begun = turn
+            for session, _ in turn:
+                self._began.setdefault(session, now)
+
+    def _next_turn(self) -> list[tuple[Session, Plan]]:
+        """The sessions of the next round: none only where none runs."""
+        self._admit()
         turn: list[tuple[Session, Plan]] = []
         tokens = 0
         for session in self.running:
@@ -129,10 +149,4 @@ class Engine:
             if turn and tokens > self.token_budget:
                 break
             turn.append((session, plan))
-        self.running.rotate(-len(turn))
         return turn
-
-    def _let_go(self, session: Session) -> None:
-        if session.slot >= 0:
-            self._began.pop(session.slot, None)
-        session.close()

@@ -93,7 +93,7 @@ class FusedStep(Step):
     def __init__(self, model: Transformer, pages: Pages, *, graphs: bool = True) -> None:
         super().__init__(model, pages)
         config = model.config
-        self.graphs = graphs and self.device.type == "cuda"
+        self.graphs = self.works_alone = graphs and self.device.type == "cuda"
         self._group = config.heads // config.kv_heads
         longest = min(config.max_positions, pages.count * PAGE)
         self.table = torch.zeros(_SLOTS, pages_for(longest), dtype=torch.int32, device=self.device)
@@ -104,6 +104,7 @@ class FusedStep(Step):
         self._staged_values = pages.values[:, :0]
         self._hidden_rows = self.carry[:0]
         self._captured: dict[Sizes, _Captured] = {}
+        self._begun: tuple[_Captured, Batch, Sequence[DecodeConfig]] | None = None
         self._forget()
 
     def open(self, slot: int, pages: Sequence[int]) -> None:
@@ -120,22 +121,22 @@ class FusedStep(Step):
     def forward(
         self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
     ) -> Found:
-        fused = all(map(_fuses, configs))
-        sizes = self._sizes(batch, configs if fused else [])
-        self._make_room(sizes.tokens)
         if self.graphs:
-            out = self._replay(batch, configs, sizes)
-        else:
-            buffer = torch.zeros(_buffer_size(sizes), dtype=torch.int32)
-            self._fill(_Arrays.of(_cut(buffer, sizes)), batch, configs, sizes)
-            out = self._body(_cut(buffer.to(self.device), sizes), sizes).cpu().numpy()
-        self._hidden = self._hidden_rows
-        if not fused:
-            return self.statistics(batch, self._hidden, configs)
-        found = out[:, : len(batch.wanted_from)]
-        return found[0].astype(np.int64), found[1].view(np.float32), found[2].view(np.float32)
+            self.begin(batch, tables, configs)
+            return self.finish()
+        sizes = self._sizes(batch, configs)
+        self._make_room(sizes.tokens)
+        buffer = torch.zeros(_buffer_size(sizes), dtype=torch.int32)
+        self._fill(_Arrays.of(_cut(buffer, sizes)), batch, configs, sizes)
+        out = self._body(_cut(buffer.to(self.device), sizes), sizes).cpu().numpy()
+        return self._found(out, batch, configs)
 
-    def _replay(self, batch: Batch, configs: Sequence[DecodeConfig], sizes: Sizes) -> IntArray:
+    def begin(
+        self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
+    ) -> None:
+        self._wait()
+        sizes = self._sizes(batch, configs)
+        self._make_room(sizes.tokens)
         captured = self._captured.pop(sizes, None) or self._capture(sizes)
         self._captured[sizes] = captured  # the last used is the last to go
         self._fill(captured.arrays, batch, configs, sizes)
@@ -144,10 +145,29 @@ class FusedStep(Step):
         captured.graph.replay()
         if self.timed:
             self._clock[1].record()
-        torch.cuda.current_stream(self.device).synchronize()
+        self._begun = captured, batch, configs
+
+    def finish(self) -> Found:
+        assert self._begun is not None
+        captured, batch, configs = self._begun
+        self._wait()
         if self.timed:
             self.forward_seconds = self._clock[0].elapsed_time(self._clock[1]) / 1e3
-        return captured.out
+        return self._found(captured.out, batch, configs)
+
+    def _wait(self) -> None:
+        """Until the device is done with the buffers of what was begun, wanted or not."""
+        if self._begun is not None:
+            torch.cuda.current_stream(self.device).synchronize()
+            self._begun = None
+
+    def _found(self, out: IntArray, batch: Batch, configs: Sequence[DecodeConfig]) -> Found:
+        """out: [3, N] int32."""
+        self._hidden = self._hidden_rows
+        if not all(map(_fuses, configs)):
+            return self.statistics(batch, self._hidden, configs)
+        found = out[:, : len(batch.wanted_from)]
+        return found[0].astype(np.int64), found[1].view(np.float32), found[2].view(np.float32)
 
     @cached_property
     def _clock(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
@@ -172,9 +192,9 @@ class FusedStep(Step):
     # -- sizes --------------------------------------------------------------------------------
 
     def _sizes(self, batch: Batch, configs: Sequence[DecodeConfig]) -> Sizes:
-        """configs: of what is wanted here; none: statistics are made outside."""
-        wanted = len(batch.wanted_from) if configs else 0
-        drawing = any(config.temperature > 0 for config in configs)
+        fused = all(map(_fuses, configs))  # else statistics are made outside
+        wanted = len(batch.wanted_from) if fused else 0
+        drawing = fused and any(config.temperature > 0 for config in configs)
         return self._rounded(batch.size, len(batch.row_begin), wanted, drawing)
 
     def _rounded(self, tokens: int, rows: int, wanted: int, drawing: bool) -> Sizes:
@@ -213,6 +233,7 @@ class FusedStep(Step):
 
     def _forget(self) -> None:
         """Graphs that were captured on buffers that are gone. Their memory goes with them."""
+        self._wait()
         self._captured.clear()
         self._memory = torch.cuda.graph_pool_handle() if self.graphs else None
 

@@ -228,7 +228,7 @@ class LLM:
         """One event a round, as it happens; the last one carries the output."""
         session = self.session(prompt, config)
         try:
-            while (event := session.step()) is not None:
+            while (event := session.step(ahead=True)) is not None:
                 yield event
         finally:
             session.close()
@@ -314,7 +314,7 @@ class LLM:
     def _generate(self, prompt: Prompt, config: DecodeConfig | None) -> Output:
         session = self.session(prompt, config)
         try:
-            while session.step() is not None:
+            while session.step(ahead=True) is not None:
                 pass
         finally:
             session.close()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lopa.config import DecodeConfig
-from lopa.engine.batch import make_batch
+from lopa.engine.batch import Batch, make_batch
 from lopa.engine.pages import PAGE, Pages, pages_for
 from lopa.engine.prefixes import Entry, Prefixes
 from lopa.engine.runner import check_room
@@ -68,6 +68,7 @@ class PagedRunner:
         self.step = step(model, self.pages)
         self._slots: dict[int, _Slot] = {}
         self._free: list[int] = []
+        self._begun: tuple[list[tuple[int, Plan]], Batch] | None = None
         if warmup:
             with torch.inference_mode():
                 self.step.warm_up(warmup)
@@ -146,14 +147,25 @@ class PagedRunner:
         return min(plan.rows.size, self.prefill_tokens) if alone else plan.rows.size
 
     @torch.inference_mode()
+    def begin(self, plans: Sequence[tuple[int, Plan]]) -> bool:
+        self._begun = None
+        if not self.step.works_alone or any(self.cost(plan) != plan.rows.size for _, plan in plans):
+            return False
+        for slot, plan in plans:
+            self._check_carry(self._slots[slot], plan)
+        batch = make_batch(plans, self.config.shift)
+        states = [self._slots[slot] for slot, _ in plans]
+        self.step.begin(batch, [s.table for s in states], [s.config for s in states])
+        self._begun = list(plans), batch
+        return True
+
+    @torch.inference_mode()
     def forward(self, plans: Sequence[tuple[int, Plan]]) -> list[Stats | None]:
         found: dict[int, Found | None] = {}
         short = []
         for slot, plan in plans:
             state = self._slots[slot]
-            at_edge = self.config.shift and plan.start and plan.wanted[:, 0].any()
-            if at_edge and state.carry_position != plan.start - 1:
-                raise RuntimeError(f"no logits remembered for position {plan.start}")
+            self._check_carry(state, plan)
             state.plan = plan
             if self.cost(plan) == plan.rows.size:
                 short.append((slot, plan))
@@ -174,11 +186,16 @@ class PagedRunner:
         return [self._stats(plan, found.get(slot)) for slot, plan in plans]
 
     def _forward_short(self, plans: list[tuple[int, Plan]]) -> dict[int, Found | None]:
-        batch = make_batch(plans, self.config.shift)
         states = [self._slots[slot] for slot, _ in plans]
-        token, max_prob, ranking = self.step.forward(
-            batch, [s.table for s in states], [s.config for s in states]
-        )
+        begun, self._begun = self._begun, None
+        if begun is not None and _are_same(begun[0], plans):
+            batch = begun[1]
+            token, max_prob, ranking = self.step.finish()
+        else:
+            batch = make_batch(plans, self.config.shift)
+            token, max_prob, ranking = self.step.forward(
+                batch, [s.table for s in states], [s.config for s in states]
+            )
         found: dict[int, Found | None] = {}
         end = 0
         pieces = zip(plans, states, batch.first_rows, batch.wanted_counts, strict=True)
@@ -187,6 +204,11 @@ class PagedRunner:
             found[slot] = token[here], max_prob[here], ranking[here]
             state.begins = batch.row_begin[row : row + len(plan.rows)]
         return found
+
+    def _check_carry(self, state: _Slot, plan: Plan) -> None:
+        at_edge = self.config.shift and plan.start and plan.wanted[:, 0].any()
+        if at_edge and state.carry_position != plan.start - 1:
+            raise RuntimeError(f"no logits remembered for position {plan.start}")
 
     @staticmethod
     def _stats(plan: Plan, found: Found | None) -> Stats | None:
@@ -260,3 +282,10 @@ class PagedRunner:
                 page = slot.pages[len(slot.chain)]
                 tokens = slot.known[end - PAGE : end]
                 slot.chain.append(self.prefixes.add_page(before, tokens, page))
+
+
+def _are_same(these: Sequence[tuple[int, Plan]], those: Sequence[tuple[int, Plan]]) -> bool:
+    """Whether they are the same plans themselves, which nobody changes, in the same slots."""
+    return len(these) == len(those) and all(
+        a is b and slot == other for (slot, a), (other, b) in zip(these, those, strict=True)
+    )

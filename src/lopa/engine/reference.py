@@ -73,6 +73,9 @@ class ReferenceRunner:
     def cost(self, plan: Plan) -> int:
         return plan.rows.size
 
+    def begin(self, plans: Sequence[tuple[int, Plan]]) -> bool:
+        return False
+
     @torch.inference_mode()
     def forward(self, plans: Sequence[tuple[int, Plan]]) -> list[Stats]:
         rows = sum(len(plan.rows) for _, plan in plans)

@@ -47,6 +47,13 @@ class Runner(Protocol):
     def cost(self, plan: Plan) -> int:
         """Tokens that the plan adds to a forward, all layers counted."""
 
+    def begin(self, plans: Sequence[tuple[int, Plan]]) -> bool:
+        """Start the forward that will be asked for next, if it can go on by itself meanwhile.
+
+        A hint, given after the commit of the round before: where another forward comes first, the
+        work is lost and nothing else.
+        """
+
     def forward(self, plans: Sequence[tuple[int, Plan]]) -> Sequence[Stats | None]:
         """The statistics of each plan; None: the same plan wants another forward."""
 

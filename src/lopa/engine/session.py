@@ -13,7 +13,7 @@ from lopa.engine.runner import Runner
 from lopa.errors import CapacityError, ConfigError
 from lopa.models.stream_decoder import StreamDecoder
 from lopa.models.tokenizer import Tokenizer
-from lopa.sequence import FinishReason, Plan, Round, Trace
+from lopa.sequence import FinishReason, Plan, Round, Stats, Trace
 
 
 @dataclass(slots=True)
@@ -110,6 +110,7 @@ class Session:
         self.output: Output | None = None
         self.slot = -1  # the runner's, from `open` to `close`
         self._closed = False
+        self._begun: float | None = None  # when the next round was, ahead of its step
         self._stream = StreamDecoder(tokenizer) if tokenizer else None
         self._taken = 0  # settled tokens already handed to the stream decoder
         self._text = ""  # settled text
@@ -137,9 +138,13 @@ class Session:
                 self.decoder.reuse(self.runner.reused(slot))
         return self.slot >= 0
 
-    def step(self) -> Event | None:
-        """One round on its own; None when the answer is complete."""
-        began = time.perf_counter()
+    def step(self, *, ahead: bool = False) -> Event | None:
+        """One round on its own; None when the answer is complete.
+
+        ahead: let the device begin the next round meanwhile. Only where no other session takes its
+        steps on this runner in between: its work would come first, and this be done twice.
+        """
+        began, self._begun = self._begun or time.perf_counter(), None
         if self.output is not None:
             return None
         if not self.open():
@@ -150,9 +155,13 @@ class Session:
         stats = None
         while stats is None:  # a long prompt takes several forwards
             (stats,) = self.runner.forward([(self.slot, plan)])
-        record = self.decoder.advance(stats)
+        record = self.advance(stats)
         self.runner.commit([(self.slot, record.winner)])
-        return self.take(record, time.perf_counter() - began)
+        ended = time.perf_counter()
+        following = self.plan() if ahead else None
+        if following is not None and self.runner.begin([(self.slot, following)]):
+            self._begun = ended
+        return self.take(record, ended - began)
 
     def plan(self) -> Plan | None:
         """What this session wants forwarded next; None when the answer is complete."""
@@ -162,15 +171,25 @@ class Session:
             raise RuntimeError("this session is closed")
         return self.decoder.plan()
 
-    def take(self, record: Round, seconds: float) -> Event:
-        """A round has been run and committed: what became of it."""
-        record.seconds = seconds
+    def advance(self, stats: Stats) -> Round:
+        """Take a round's statistics; `plan` tells from now on whether there is another one.
+
+        What nobody waits for, text and records, is left to `take`.
+        """
+        record = self.decoder.advance(stats)
         self.trace.rounds.append(record)
-        self._settle()
+        if self.config.stop:
+            self._settle()
         if self._stopped_at is not None:
             self.decoder.end("stop")
         elif self._is_full():
             self.decoder.end("length")
+        return record
+
+    def take(self, record: Round, seconds: float) -> Event:
+        """The round that was run last has been committed: what became of it."""
+        record.seconds = seconds
+        self._settle()
         event = Event(record, self._fresh_text(), self.decoder.generated.tolist())
         if self.decoder.plan() is None:
             self._finish()
@@ -187,7 +206,7 @@ class Session:
 
     def _settle(self) -> None:
         """Turn the tokens that are final by now into text, and look for a stop string."""
-        if self._stream is None:
+        if self._stream is None or self._stopped_at is not None:
             return
         end = self.decoder.settled
         first = self.decoder.first_eos

@@ -28,6 +28,8 @@ Found = tuple[IntArray, FloatArray, FloatArray]  # token, max_prob, ranking: [N]
 
 
 class Step:
+    works_alone = False  # whether a forward goes on by itself between `begin` and `finish`
+
     def __init__(
         self, model: Transformer, pages: Pages, attention: BatchAttention = sdpa_batch
     ) -> None:
@@ -56,6 +58,16 @@ class Step:
             more = torch.zeros_like(self.carry)
             self.carry = torch.cat([self.carry, more])
             self.open(slot, pages)
+
+    def begin(
+        self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
+    ) -> None:
+        """Start a forward; for a step that works alone."""
+        raise NotImplementedError
+
+    def finish(self) -> Found:
+        """Of the forward that was begun last, with no other one since."""
+        raise NotImplementedError
 
     def forward(
         self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]

@@ -78,6 +78,9 @@ class BranchParallel:
             return self.local.cost(plan)
         return int(-(-len(plan.rows) // self.mesh.branches) * plan.rows.shape[1])
 
+    def begin(self, plans: Sequence[tuple[int, Plan]]) -> bool:
+        return False  # a forward ends with what all ranks say to each other
+
     def close(self, slot: int) -> None:
         self._plans.pop(slot, None)
         del self._configs[slot]

@@ -118,7 +118,7 @@ class _RemoteSession(Session):
         self._events: deque[Event] = deque()
         self._added = False
 
-    def step(self) -> Event | None:
+    def step(self, *, ahead: bool = False) -> Event | None:
         supervisor = self._llm.supervisor
         if not self._added and self.output is None:
             supervisor.add(self)
@@ -159,6 +159,9 @@ class _Elsewhere:
 
     def cost(self, plan: Plan) -> int:
         return plan.rows.size
+
+    def begin(self, plans: Sequence[tuple[int, Plan]]) -> bool:
+        return False
 
     def forward(self, plans: Sequence[tuple[int, Plan]]) -> Sequence[Stats | None]:
         raise RuntimeError("the ranks forward: add sessions to `engine()`")

@@ -233,7 +233,7 @@ class Supervisor(Engine):
             plan = session.plan()
             if plan is None or plan.index != one.index or plan.wanted.sum() != len(one.token):
                 raise _LostError(0, "it computes something else than the supervisor")
-            record = session.decoder.advance(one.stats(plan))
+            record = session.advance(one.stats(plan))
             self._histories[one.session].add(plan, record.winner)
             event = session.take(record, one.seconds)
             if event.output is not None:

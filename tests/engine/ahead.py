@@ -1,0 +1,45 @@
+"""A step that works alone, without a device: what it begins is done at once, staging included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lopa import LLM
+from lopa.engine.paged import PagedRunner
+from lopa.engine.step import Found, Step
+
+
+class Eager(Step):
+    works_alone = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.forwards = 0  # all of them
+        self.begun = 0
+        self.finished = 0  # of those begun, the ones that were of use
+        self._found: Found | None = None
+
+    def forward(self, *args: Any) -> Found:
+        self.forwards += 1
+        self._found = None  # another one has been since
+        return super().forward(*args)
+
+    def begin(self, *args: Any) -> None:
+        self.begun += 1
+        self._found = self.forward(*args)
+
+    def finish(self) -> Found:
+        assert self._found is not None
+        self.finished += 1
+        return self._found
+
+
+def make_eager(llm: LLM) -> Eager:
+    """Let the model run on an eager step; returns it."""
+    runner = llm.runner
+    assert isinstance(runner, PagedRunner)
+    tokens = runner.room
+    llm.runner = PagedRunner(llm.model, tokens, reuse=runner.reuse, step=Eager)
+    step = llm.runner.step
+    assert isinstance(step, Eager)
+    return step
