@@ -23,6 +23,18 @@ def study(name: str, folder: Path, capsys: pytest.CaptureFixture[str], *more: st
     return json.loads(capsys.readouterr().out)
 
 
+def costs(folder: Path) -> list[str]:
+    """Of a device on which branches cost nothing, and of one on which only they cost."""
+    flat, steep = folder / "flat.json", folder / "steep.json"
+    host = {"model": "a", "quantize": None, "dtype": "b", "device": "c"}
+    rounds = [{"tokens": 8, "round_ms": 1.0}, {"tokens": 16, "round_ms": 1.0}]
+    flat.write_text(json.dumps({"host": host, "rounds": rounds}))
+    points = [[8, 0.001], [16, 0.1]]
+    found = {"study": "speed", "host": {**host, "device": "d"}, "findings": {"round_cost": points}}
+    steep.write_text(json.dumps(found))
+    return ["--cost", str(flat), "--cost", str(steep)]
+
+
 @pytest.mark.parametrize("name", [name for name in STUDIES if name != "sync"])
 def test_study(
     name: str,
@@ -32,7 +44,7 @@ def test_study(
 ) -> None:
     monkeypatch.setattr(order, "ORDERS", 3)
     monkeypatch.setattr(auto, "THRESHOLDS", (0.5, 0.4))
-    found = study(name, tmp_path, capsys)
+    found = study(name, tmp_path, capsys, *(costs(tmp_path) if name == "choice" else ()))
     assert import_module(f"lopa.studies.{name}").reading(found["findings"])
     assert found == json.loads((tmp_path / f"{name}.json").read_text())
     assert (found["study"], found["problems"]) == (name, 1)
@@ -50,6 +62,11 @@ def test_study(
         assert findings["guard"] in (0.0, *calibration.FLOORS)
     elif name == "auto":
         assert {c["shared"]["decoding"] for c in findings["curves"]} == set(auto.ARMS)
+    elif name == "choice":
+        flat, steep = findings["costs"]
+        assert flat["best"] != "0"
+        assert steep["best"] == "0"
+        assert flat["settings"]["auto"]["branches"] > 1 > steep["settings"]["auto"]["branches"]
     elif name == "speed":
         assert findings["settings"]["auto"]["interval"] == [1.0, 1.0]
     else:
@@ -100,6 +117,44 @@ def test_a_report_of_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(left) == len(whole["findings"]["points"]) - 1
     assert main(["study", "speed", "--out", str(tmp_path), "--report"]) == 2
     assert "cannot be reported" in capsys.readouterr().err
+
+
+def test_choice_goes_on_and_can_be_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = costs(tmp_path)
+    whole = study("choice", tmp_path, capsys, *given)
+    assert study("choice", tmp_path, capsys, *given) == whole
+    assert main(["study", "choice", "--out", str(tmp_path), "--report"]) == 0
+    again = json.loads((tmp_path / "choice.json").read_text())
+    assert again["findings"] == whole["findings"]
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("choice", [], "what does a round cost? Give --cost FILE"),
+        ("choice", ["--cost", "nowhere.json"], "cannot read nowhere.json"),
+        ("choice", ["--cost", "{folder}/bad.json"], "bad.json is no file of"),
+        ("choice", ["--cost", "{folder}/free.json"], "tokens rising, above 0"),
+        ("speed", ["--cost", "x.json"], "leave --cost out"),
+    ],
+)
+def test_bad_costs(
+    name: str,
+    given: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "bad.json").write_text("[]")
+    free = [{"tokens": 8, "round_ms": 0.0}]
+    host = {"model": "a", "quantize": None, "dtype": "b", "device": "c"}
+    (tmp_path / "free.json").write_text(json.dumps({"host": host, "rounds": free}))
+    given = [part.format(folder=tmp_path) for part in given]
+    assert main(["study", name, *SMALL, *given, "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_workers_give_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

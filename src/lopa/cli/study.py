@@ -40,6 +40,7 @@ STUDIES = (
     "order",
     "calibration",
     "auto",
+    "choice",
     "speed",
     "overhead",
     "sync",
@@ -62,6 +63,13 @@ def study(
         bool, typer.Option("--report", help="Decode nothing: report what the folder has.")
     ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that sync times.")] = 40,
+    cost: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="For choice: what rounds cost, by study speed or bench round; may be repeated.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Where its files go (default: study-TASK)."),
@@ -93,6 +101,13 @@ def study(
     if config.decoder != "lopa" or config.most_branches == 0:
         raise ConfigError("the studies are about lookahead: use the lopa decoder with branches")
     asked = problems(task, "eval", limit, seed)
+    costs: dict[str, Any] = {}
+    if name == "choice":
+        from lopa.studies.choice import read_costs
+
+        costs = {"costs": read_costs(cost or [])}
+    elif cost:
+        raise ConfigError("costs are for the study choice: leave --cost out")
     devices = Devices(branch_parallel) if name == "sync" else None
     if devices is not None:
         be_ranks(context, devices, always=True)
@@ -107,6 +122,7 @@ def study(
         "seed": seed,
         "host": host(llm) | _products(llm),
         "settings": config.settings(),
+        **costs,
     }
     if devices is not None:
         from lopa.parallel.rank import RankLLM
@@ -132,7 +148,8 @@ def study(
         pool = (
             Workers(workers, {"model": model or default_model(), **given}) if workers > 1 else None
         )
-        todo = Study(llm, asked, config.settings(), seed, file, batch_size, pool, progress)
+        told = list(costs.get("costs", {}).items())
+        todo = Study(llm, asked, config.settings(), seed, file, batch_size, pool, progress, told)
         try:
             with bar:
                 findings = experiment.run(todo)
@@ -152,7 +169,8 @@ def _report(name: str, folder: Path) -> None:
     path = folder / "samples.jsonl"
     run = described_in(path)
     asked = problems(run["task"], "eval", run["problems"], run["seed"])
-    todo = Study(None, asked, run["settings"], run["seed"], SampleFile(path, run))
+    costs = list(run.get("costs", {}).items())
+    todo = Study(None, asked, run["settings"], run["seed"], SampleFile(path, run), costs=costs)
     findings = import_module(f"lopa.studies.{name}").run(todo)
     asked_for = f"--task {run['task']} --limit {run['problems']} --seed {run['seed']}"
     command = f"lopa study {name} {asked_for} --out {shlex.quote(str(folder))}"

@@ -2,17 +2,20 @@
 
 A round returns the confidences of all its branches, so what fewer of them would have chosen, and
 how many tokens that would have brought, is known without another forward. The budget keeps a
-running estimate of what each step from one number of branches to the next adds, and takes the
-number with the most tokens for the time that the round will take.
+running estimate of what each step from one number of branches to the next adds. A step is worth its
+time if it adds more than the same time brings at the rate at which this sequence has gone so far;
+going by each round's own rate would spend too much where a round brings little anyway.
 
 Nothing is drawn and no clock is read: what a round costs is given once for a run, so the same
-statistics give the same choices on every rank. Old evidence fades, and what it fades to is the
-hope that looking ahead helps as much as it does on the built-in tasks (docs/results.md). A sequence
-that has gone without branches for long tries one again, as far as a small share of its time allows.
+statistics give the same choices on every rank. Single rounds differ widely (what a branch adds has
+a deviation of one and a half times its mean), so an estimate begins with what branches add on the
+built-in tasks and moves away from it slowly. A sequence that has gone without branches for long
+tries one again, as far as a small share of its tokens allows.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left as bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +23,18 @@ from dataclasses import dataclass
 from lopa.config import AUTO_BRANCHES
 from lopa.errors import ConfigError
 
-# Tokens that each choice adds to the one before, as a share of those without branches: what it does
-# on `words`, where looking ahead adds less than on `functions` (the study `speed`).
-HOPES = (0.3, 0.25, 0.25, 0.25)
-TRIALS = 0.02  # share of the time that may be lost on finding out whether a branch helps by now
-HOPE_WEIGHT = 2.0  # rounds that a hope counts for
-FADING = 0.97  # weight of a round against the one after it
+# Tokens that each choice adds to the one before. Much the same on `words`, where a round without
+# branches brings five, and on `functions`, where it brings two (docs/results.md).
+HOPES = (2.2, 1.4, 1.4, 2.0)
+HOPE_WEIGHT = 20.0  # rounds that a hope counts for
+FADING = 0.99  # weight of a round against the one after it
+# Some of that would have come a round later by itself: what counts is this share. Of a first branch
+# it depends on how probable its token is: (up to, share). A sure one was about to be filled anyway.
+FIRST_LASTS = ((0.5, 1.0), (0.8, 0.85), (math.inf, 0.5))
+MORE_LASTS = 0.9
+PLAIN = 2.5  # tokens hoped for in a round without branches
+PLAIN_WEIGHT = 2.0  # rounds that the rate hoped for counts for
+TRIALS = 0.01  # share of the tokens that may be lost on finding out whether a branch helps by now
 FORGOTTEN = 0.5  # weight of all that is known of branches below which one is tried again
 
 
@@ -63,10 +72,10 @@ class Budget:
 
     def __init__(self, cost: RoundCost) -> None:
         self.cost = cost
-        self._plain = _Mean()  # tokens of a round without branches
         self._steps = [_Mean() for _ in AUTO_BRANCHES[1:]]  # what a choice adds to the one before
-        self._spent = 0.0  # cost of all rounds
-        self._lost = 0.0  # of it, what trials are expected to have lost
+        self._chosen = 0.0  # cost of the round that was chosen last
+        self._tokens = self._spent = 0.0  # what all chosen rounds have brought and cost
+        self._lost = 0.0  # tokens that trials are expected to have cost
 
     def winners(self, scores: Sequence[float]) -> list[int]:
         """The row that would have won with each choice that this round covers, in turn.
@@ -84,39 +93,50 @@ class Budget:
 
     def learn(self, tokens: Sequence[int]) -> None:
         """tokens: what each of those winners brought, its lookahead token included."""
-        for mean in (self._plain, *self._steps):
-            mean.fade()
-        self._plain.add(tokens[0])
+        if self._chosen:  # the first round of a sequence is not
+            self._tokens += tokens[-1]
+            self._spent += self._chosen
+        for step in self._steps:
+            step.fade()
         for step, fewer, more in zip(self._steps, tokens, tokens[1:], strict=False):
             step.add(more - fewer)
 
-    def gains(self) -> list[float]:
-        """Tokens expected of a round, by choice."""
-        found = [self._plain.value(1.0, 0.0)]
-        added, before = found[0], 1.0
+    def gains(self, sure: float) -> list[float]:
+        """Tokens that each choice adds to a round without branches; sure: see `branches`."""
+        found = [0.0]
+        lasts = next(share for limit, share in FIRST_LASTS if sure <= limit)
+        kept = 1.0  # share of what was hoped: one that brings more raises the hope in the next
         for step, hope in zip(self._steps, HOPES, strict=True):
-            # One that brings more than was hoped raises the hope in the next.
-            added = step.value(added * hope / before, HOPE_WEIGHT)
-            found.append(found[-1] + added)
-            before = hope
+            added = step.value(hope * kept, HOPE_WEIGHT)
+            found.append(found[-1] + lasts * added)
+            kept, lasts = added / hope, MORE_LASTS
         return found
 
-    def branches(self, row: int, candidates: int) -> int:
-        """How many of the candidates to try in a round whose rows have so many tokens."""
+    def branches(self, row: int, candidates: int, sure: float) -> int:
+        """How many of the candidates to try in a round whose rows have so many tokens.
+
+        sure: probability of the best candidate's token.
+        """
         choices = [k for k in AUTO_BRANCHES if k < candidates]
         if candidates <= AUTO_BRANCHES[-1]:
             choices.append(candidates)
         costs = {k: self.cost(row * (k + 1)) for k in choices}
-        gains = dict(zip(costs, self.gains(), strict=False))
-        rates = {k: gain / costs[k] for k, gain in gains.items()}
-        best = max(rates, key=rates.__getitem__)  # of equals the fewest branches
+        gains = dict(zip(costs, self.gains(sure), strict=False))
+        rate = self._rate(costs, gains)
+        best = max(costs, key=lambda k: gains[k] - rate * costs[k])  # of equals the fewest
         if best == 0 and 1 in costs and self._steps[0].weight < FORGOTTEN:
-            loss = costs[1] - gains[1] / rates[0]  # against making those tokens without branches
-            if self._lost + loss <= TRIALS * (self._spent + costs[1]):
+            loss = rate * (costs[1] - costs[0]) - gains[1]
+            if self._lost + loss <= TRIALS * self._tokens:
                 self._lost += loss
                 best = 1
-        self._spent += costs[best]
+        self._chosen = costs[best]
         return best
+
+    def _rate(self, costs: dict[int, float], gains: dict[int, float]) -> float:
+        """Tokens for the time: as it has been so far, and as hoped while little is known."""
+        hope = max(costs, key=lambda k: (PLAIN + gains[k]) / costs[k])
+        tokens = self._tokens + PLAIN_WEIGHT * (PLAIN + gains[hope])
+        return tokens / (self._spent + PLAIN_WEIGHT * costs[hope])
 
 
 class _Mean:
@@ -134,5 +154,4 @@ class _Mean:
         self.weight += 1.0
 
     def value(self, hope: float, hope_weight: float) -> float:
-        weight = self.weight + hope_weight
-        return (self.sum + hope * hope_weight) / weight if weight else hope
+        return (self.sum + hope * hope_weight) / (self.weight + hope_weight)

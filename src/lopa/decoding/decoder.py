@@ -204,8 +204,9 @@ class Decoder:
         self.ahead = self._spawn(free, token, max_prob, ranking, left)
 
         self.window.close(frame, winner, self._masks)
-        if self.budget is not None and self.ahead:
-            self.ahead = self.ahead[: self.budget.branches(self._row(), len(self.ahead))]
+        if self.budget is not None:
+            sure = self.ahead[0].max_prob if self.ahead else 0.0
+            self.ahead = self.ahead[: self.budget.branches(self._row(), len(self.ahead), sure)]
         self._block_round = self._block_round + 1 if self._masks[frame.first] else 0
         self._plan = self._frame = None
         if config.early_stop and self.has_eos:

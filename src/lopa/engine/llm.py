@@ -238,9 +238,18 @@ class LLM:
         return settings_for(self.config, preset, given)
 
     def session(
-        self, prompt: Prompt, config: DecodeConfig | None = None, *, limit: int | None = None
+        self,
+        prompt: Prompt,
+        config: DecodeConfig | None = None,
+        *,
+        limit: int | None = None,
+        cost: RoundCost | None = None,
     ) -> Session:
-        """A request to be driven by hand, round by round; `limit` cuts its answer short."""
+        """A request to be driven by hand, round by round.
+
+        `limit` cuts its answer short; `cost` is what rounds cost for branches "auto", in place of
+        what they do here.
+        """
         config = config or self.decode_config()
         family = family_named(self.config.family)
         family.check(self.config, config)
@@ -260,7 +269,7 @@ class LLM:
             eos_ids=eos,
             shift=self.config.shift,
             aligned=self.config.trained_block is not None,
-            cost=self.round_cost if measured else None,
+            cost=(cost or self.round_cost) if measured else None,
         )
         return self._make_session(decoder, ids, limit)
 

@@ -40,6 +40,7 @@ class Sample:
     finish: str
     by_round: tuple[int, ...]
     branches: tuple[int, ...]  # lookaheads tried in each round
+    forwarded: tuple[int, ...]  # tokens of all rows of each round
     elapsed: float = 0.0
     scores: dict[str, bool] = field(default_factory=dict)  # where there is more than one
     prompt: str = ""  # token by token, as the model was given it
@@ -72,6 +73,7 @@ def make_sample(
         finish=output.finish,
         by_round=tuple(len(r.fills) + w for r, w in zip(rounds, won, strict=True)),
         branches=tuple(len(r.branches) - 1 for r in rounds),
+        forwarded=tuple(sum(b.end - r.start for b in r.branches) for r in rounds),
         elapsed=elapsed,
         scores=dict(scores or {}),
         prompt="".join(trace.pieces.get(i, "") for i in trace.prompt_ids),

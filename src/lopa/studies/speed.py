@@ -42,7 +42,7 @@ def run(study: Study) -> Findings:
                 "round_ms": 1e3 * seconds[row].sum() / rounds[row].sum(),
                 "branches": tried[row].sum() / rounds[row].sum(),
                 "auto": speed[-1] / speed[row],
-                "interval": _interval(tokens[[row, -1]], seconds[[row, -1]], study.seed),
+                "interval": interval(tokens[[row, -1]], seconds[[row, -1]], study.seed),
             }
             for row, name in enumerate(configs)
         },
@@ -63,7 +63,7 @@ def _time(study: Study, configs: Any, problems: Any, turn: int, passes: int) -> 
     return found
 
 
-def _interval(tokens: Any, seconds: Any, seed: int) -> list[float]:
+def interval(tokens: Any, seconds: Any, seed: int) -> list[float]:
     """95 % of auto's speed over another's, over draws of as many problems; rows: other, auto."""
     count = tokens.shape[1]
     draws = np.random.default_rng(seed).integers(count, size=(DRAWS, count))

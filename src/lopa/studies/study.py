@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from lopa.config import DecodeConfig
+from lopa.decoding.budget import RoundCost
 from lopa.engine.llm import LLM
 from lopa.engine.session import Session
 from lopa.errors import ConfigError
@@ -31,6 +32,7 @@ class Setting:
     options: Mapping[str, Any] = field(default_factory=dict)  # on top of the study's own
     variant: str | None = None  # a decoder in the usual one's place
     seed: int = 0  # of its chance
+    cost: tuple[str, tuple[tuple[int, float], ...]] | None = None  # of a round: name and points
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Study:
     together: int = 1  # answers decoded at once
     elsewhere: Decode | None = None  # other processes that decode
     progress: Callable[[int, int], None] = lambda done, total: None
+    costs: Sequence[tuple[str, Any]] = ()  # of a round on some devices: names and points
 
     def config(self, **changes: Any) -> DecodeConfig:
         return DecodeConfig(**{**self.options, **changes})
@@ -116,7 +119,8 @@ class Study:
         usual, own = self.config().settings(), self.config(**setting.options).settings()
         changed = {name: value for name, value in own.items() if value != usual.get(name)}
         chance = {setting.variant: setting.seed} if setting.variant else {}
-        return setting_name(changed | chance) or "as given"
+        cost = {"cost": setting.cost[0]} if setting.cost else {}
+        return setting_name(changed | chance | cost) or "as given"
 
     def _job(self, setting: Setting) -> Job:
         key = self._key(setting)
@@ -132,7 +136,8 @@ class Study:
 
 
 def _session(llm: LLM, prompt: str, config: DecodeConfig, setting: Setting) -> Session:
-    session = llm.session(prompt, config)
+    cost = RoundCost(setting.cost[1]) if setting.cost else None
+    session = llm.session(prompt, config, cost=cost)
     if setting.variant is None:
         return session
     usual, ids = session.decoder, session.trace.prompt_ids
