@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lopa import LLM, DecodeConfig
-from lopa.engine.attention import Span, reference_batch
+from lopa.engine.attention import Span, reference_batch, sdpa_batch
 from lopa.engine.kernels import pointwise
 from lopa.engine.kernels.attention import TILE, Rows, attend
 from lopa.engine.kernels.confidence import RANKINGS, confidence
@@ -90,10 +90,13 @@ def check_attention(device: Any) -> dict[str, float]:
             for dtype in (torch.bfloat16, torch.float32)[: 2 if dim == 64 else 1]:
                 given = [x.to(dtype) for x in wide]
                 plain = reference_batch(*[x.float() for x in given], [span])
-                for splits in (1, 4):
-                    found = error(attend(*given, rows, splits=splits), plain)
-                    name = f"attention {str(dtype).removeprefix('torch.')}"
-                    worst[name] = max(worst.get(name, 0.0), found)
+                name = f"attention {str(dtype).removeprefix('torch.')}"
+                found = {
+                    name: max(error(attend(*given, rows, splits=s), plain) for s in (1, 4)),
+                    f"{name}, of torch's sdpa": error(sdpa_batch(*given, [span]), plain),
+                    f"{name}, of rounding alone": error(plain.to(dtype), plain),
+                }
+                worst |= {key: max(worst.get(key, 0.0), value) for key, value in found.items()}
     return worst
 
 
@@ -142,6 +145,34 @@ def check_products(device: Any) -> dict[str, float]:
             )
             worst[f"our product {name}, {tokens} tokens, against itself"] = error(ours, back)
     return worst
+
+
+def check_rounds(device: Any) -> dict[str, float]:
+    """Rounds begun ahead, several requests at once, one dropped: the same tokens as one by one."""
+    llm = LLM("dummy:dream-tiny", device=str(device), dtype="float32", cache_tokens=8192)
+    prompts = [[1 + (7 * i + j) % 200 for j in range(5 + 20 * i)] for i in range(8)]
+    config = DecodeConfig(branches=3, block_size=8, max_new_tokens=32)
+    alone = []
+    for prompt in prompts:
+        session = llm.session(prompt, config)
+        while session.step() is not None:
+            pass
+        assert session.output is not None
+        alone.append(session.output.token_ids)
+    engine = llm.engine(max_running=3)
+    sessions = [llm.session(prompt, config) for prompt in prompts]
+    for session in sessions:
+        engine.add(session)
+    engine.step()
+    engine.abort(sessions[1])
+    while engine.busy:
+        engine.step()
+    ahead = [llm.generate(prompt, config).token_ids for prompt in prompts]
+    together = [s.output.token_ids if s.output else alone[1] for s in sessions]
+    return {
+        "rounds begun ahead": float(sum(a != b for a, b in zip(ahead, alone, strict=True))),
+        "many at once": float(sum(a != b for a, b in zip(together, alone, strict=True))),
+    }
 
 
 def check_confidence(device: Any) -> dict[str, float]:
@@ -269,7 +300,8 @@ def main() -> None:
     device = torch.device("cuda")
     torch.manual_seed(0)
     worst: dict[str, float] = {}
-    for check in (check_attention, check_pointwise, check_products, check_confidence):
+    checks = (check_attention, check_pointwise, check_products, check_confidence, check_rounds)
+    for check in checks:
         worst |= check(device)
         print(f"{check.__name__}: done", flush=True)
     for name, value in worst.items():

@@ -83,16 +83,18 @@ class Decoder:
     @property
     def settled(self) -> int:
         """How many new tokens are filled from the left without a gap."""
-        gaps = np.flatnonzero(self.tokens[self.prompt :] == self.mask_id)
-        return int(gaps[0]) if len(gaps) else len(self.tokens) - self.prompt
+        gaps = self.tokens[self.prompt :] == self.mask_id
+        first = int(gaps.argmax())
+        return first if gaps[first] else len(gaps)
 
     @property
     def first_eos(self) -> int | None:
         """Index among the new tokens of the first end of text, filled or not to its left."""
         if not self.has_eos:
             return None
-        found = np.flatnonzero(self._ends(self.tokens[self.prompt :]))
-        return int(found[0]) if len(found) else None
+        found = self._ends(self.tokens[self.prompt :])
+        first = int(found.argmax())
+        return first if found[first] else None
 
     def end(self, reason: FinishReason) -> None:
         """Stop here: `plan` returns None from now on."""
@@ -124,7 +126,7 @@ class Decoder:
         self.round += 1
 
         end = int(frame.ends.max())
-        rows = np.repeat(self.tokens[None, frame.start : end], len(eos), axis=0)
+        rows = self.tokens[None, frame.start : end].repeat(len(eos), axis=0)
         for row, ahead in enumerate(self.ahead):
             rows[row, ahead.position - frame.start] = ahead.token
         wanted = rows == self.mask_id
@@ -196,7 +198,7 @@ class Decoder:
         chosen, forced = self._fill(self._cells(winner, plan, stats, frame, view), frame)
         self._masks[frame.first : frame.first + blocks] -= chosen.sum(axis=1)
         chosen = chosen.ravel()
-        places = np.flatnonzero(chosen)
+        places = chosen.nonzero()[0]
         self.tokens[left + places] = token[places]
         found = self._fills(places + left, token[places], max_prob[places], forced.ravel()[places])
         self.has_eos = self._eos_rows[winner] or any(f.token in self.eos_ids for f in found)
@@ -348,5 +350,5 @@ class Decoder:
 def _landscapes(masks: BoolArray, counts: IntArray, max_prob: FloatArray) -> list[str]:
     """Each row's probabilities at its masks, for the record: see Branch.landscape."""
     levels = (max_prob[masks] * 255 + 0.5).astype(np.uint8).tobytes().hex()
-    ends = (2 * np.cumsum(counts)).tolist()
+    ends = (2 * counts.cumsum()).tolist()
     return [levels[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]

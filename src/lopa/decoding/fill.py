@@ -35,10 +35,10 @@ class Filled(NamedTuple):
 def above_threshold(cells: Cells, threshold: float) -> Filled:
     """D2F: every mask above the threshold; a fully activated block without one forces its best."""
     chosen = cells.mask & (cells.max_prob > np.float32(threshold))
-    forced = np.zeros_like(chosen)
+    forced = np.zeros(chosen.shape, np.bool_)
     stuck = cells.may_force & ~chosen.any(axis=1) & cells.mask.any(axis=1)
     if stuck.any():
-        blocks = np.flatnonzero(stuck)
+        blocks = stuck.nonzero()[0]
         best = np.where(cells.mask[blocks], cells.ranking[blocks], -np.inf).argmax(axis=1)
         chosen[blocks, best] = forced[blocks, best] = True
     return Filled(chosen, forced)

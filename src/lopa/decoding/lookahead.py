@@ -26,8 +26,8 @@ def spawn(
         return []
     if config.lookahead_floor > 0:
         left = left & (max_prob >= np.float32(config.lookahead_floor))
-    places = np.flatnonzero(left)
-    best = places[np.argsort(-ranking[places], kind="stable")[: config.most_branches]]
+    places = left.nonzero()[0]
+    best = places[(-ranking[places]).argsort(kind="stable")[: config.most_branches]]
     return [
         Lookahead(offset + p, t, c, m)
         for p, t, c, m in zip(

@@ -166,7 +166,8 @@ class Pipeline:
         decoded = np.empty((rows, self.count + 1))
         decoded[:, 0] = self.size
         decoded[:, 1:] = self.size - masks
-        decoded[np.arange(rows - 1), ahead + 1] += 1
+        if rows > 1:
+            decoded[np.arange(rows - 1), ahead + 1] += 1
         decoded /= self.size
 
         grows = (decoded[:, self.existing] >= self.append_at) & ~eos

@@ -6,6 +6,7 @@ attention needs to know about rows.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,25 +44,27 @@ def make_batch(plans: Sequence[tuple[int, Plan]], shift: bool) -> Batch:
     """A few calls for all plans together: this is on the way of every round."""
     counts = [len(plan.rows) for _, plan in plans]
     by_plan = np.array([(plan.start, plan.cached, slot) for slot, plan in plans], np.int64)
-    row_start, row_cached, row_slot = np.repeat(by_plan, counts, axis=0).T
+    row_start, row_cached, row_slot = by_plan.repeat(counts, axis=0).T
     row_length = _joined([plan.ends for _, plan in plans]) - row_start
-    row_begin = np.cumsum(row_length) - row_length
+    row_begin = row_length.cumsum() - row_length
     size = int(row_begin[-1] + row_length[-1])
-    positions = np.arange(size) - np.repeat(row_begin - row_start, row_length)
+    positions = np.arange(size) - (row_begin - row_start).repeat(row_length)
 
     tokens, blocks, wanted, wanted_counts = [], [], [], []
     flat = 0
     for _, plan in plans:
-        ids = np.int64(0) if plan.block_ids is None else plan.block_ids
-        ids = np.broadcast_to(ids, plan.rows.shape)
         rows, masks = plan.rows, plan.wanted
-        width = rows.shape[1]
+        count, width = rows.shape
+        if plan.block_ids is None:
+            ids = np.zeros(rows.shape, np.int64)
+        else:
+            ids = plan.block_ids[None].repeat(count, axis=0)
         if plan.ends.min() < plan.start + width:  # rows of several lengths
             inside = np.arange(plan.start, plan.start + width) < plan.ends[:, None]
             rows, ids, masks = rows[inside], ids[inside], masks[inside]
         tokens.append(rows.reshape(-1))
         blocks.append(ids.reshape(-1))
-        wanted.append(flat + np.flatnonzero(masks))
+        wanted.append(flat + masks.reshape(-1).nonzero()[0])
         wanted_counts.append(len(wanted[-1]))
         flat += len(tokens[-1])
     where = _joined(wanted)
@@ -71,13 +74,13 @@ def make_batch(plans: Sequence[tuple[int, Plan]], shift: bool) -> Batch:
         source = where - 1
         is_first = np.zeros(size, np.bool_)
         is_first[row_begin] = True
-        edge = np.flatnonzero(is_first[where])
+        edge = is_first[where].nonzero()[0]
         if len(edge):
             row = np.searchsorted(row_begin, where[edge])
             source[edge] = np.where(row_start[row] > 0, -1 - row_slot[row], where[edge])
     return Batch(
         plans=list(plans),
-        first_rows=[0, *np.cumsum(counts[:-1]).tolist()],
+        first_rows=[0, *itertools.accumulate(counts[:-1])],
         tokens=_joined(tokens),
         positions=positions,
         blocks=_joined(blocks),
@@ -88,7 +91,7 @@ def make_batch(plans: Sequence[tuple[int, Plan]], shift: bool) -> Batch:
         row_slot=row_slot,
         wanted_from=source,
         wanted_position=positions[where],
-        wanted_round=np.repeat([plan.index for _, plan in plans], wanted_counts),
+        wanted_round=np.array([plan.index for _, plan in plans]).repeat(wanted_counts),
         wanted_counts=wanted_counts,
     )
 

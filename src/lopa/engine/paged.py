@@ -219,7 +219,7 @@ class PagedRunner:
                 "the model's logits are not numbers: try another dtype, or fetch the weights again"
             )
         arrays = np.zeros(plan.rows.shape, np.int64), *np.zeros((2, *plan.rows.shape))
-        wanted = np.flatnonzero(plan.wanted)
+        wanted = plan.wanted.reshape(-1).nonzero()[0]
         for array, values in zip(arrays, found, strict=True):
             array.reshape(-1)[wanted] = values
         return Stats(*arrays)
