@@ -78,6 +78,16 @@ def test_a_first_branch_whose_token_is_sure_is_worth_less() -> None:
     assert chosen == {0.2: 1, 0.95: 0, 1.0000001: 0}
 
 
+def test_while_a_block_waits_for_the_next_only_what_costs_little_is_tried() -> None:
+    def choice(slope: float, *, alone: bool) -> int:
+        cost = RoundCost(((WINDOW, 1.0), (16 * WINDOW, 1.0 + 15 * slope)))
+        return Budget(cost).branches(WINDOW, MOST, 0.2, alone=alone)
+
+    assert choice(0.65, alone=True) == 0 < choice(0.65, alone=False)
+    assert choice(0.1, alone=True) < choice(0.1, alone=False)
+    assert choice(0.0, alone=True) == choice(0.0, alone=False) == MOST
+
+
 def test_rounds_that_bring_little_are_not_where_the_time_goes() -> None:
     """A branch is worth the same after a poor round as after a rich one: all of them decide."""
     cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.65)))

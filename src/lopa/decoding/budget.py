@@ -32,6 +32,7 @@ FADING = 0.99  # weight of a round against the one after it
 # it depends on how probable its token is: (up to, share). A sure one was about to be filled anyway.
 FIRST_LASTS = ((0.5, 1.0), (0.8, 0.85), (math.inf, 0.5))
 MORE_LASTS = 0.9
+ALONE_LASTS = 0.2  # of all that, while the first block waits for the next: it would fill up anyway
 PLAIN = 2.5  # tokens hoped for in a round without branches
 PLAIN_WEIGHT = 2.0  # rounds that the rate hoped for counts for
 TRIALS = 0.01  # share of the tokens that may be lost on finding out whether a branch helps by now
@@ -101,27 +102,28 @@ class Budget:
         for step, fewer, more in zip(self._steps, tokens, tokens[1:], strict=False):
             step.add(more - fewer)
 
-    def gains(self, sure: float) -> list[float]:
-        """Tokens that each choice adds to a round without branches; sure: see `branches`."""
+    def gains(self, sure: float, alone: bool) -> list[float]:
+        """Tokens that each choice adds to a round without branches; see `branches`."""
         found = [0.0]
+        of_all = ALONE_LASTS if alone else 1.0
         lasts = next(share for limit, share in FIRST_LASTS if sure <= limit)
         kept = 1.0  # share of what was hoped: one that brings more raises the hope in the next
         for step, hope in zip(self._steps, HOPES, strict=True):
             added = step.value(hope * kept, HOPE_WEIGHT)
-            found.append(found[-1] + lasts * added)
+            found.append(found[-1] + of_all * lasts * added)
             kept, lasts = added / hope, MORE_LASTS
         return found
 
-    def branches(self, row: int, candidates: int, sure: float) -> int:
+    def branches(self, row: int, candidates: int, sure: float, *, alone: bool = False) -> int:
         """How many of the candidates to try in a round whose rows have so many tokens.
 
-        sure: probability of the best candidate's token.
+        sure: probability of the best candidate's token; alone: the first block waits for others.
         """
         choices = [k for k in AUTO_BRANCHES if k < candidates]
         if candidates <= AUTO_BRANCHES[-1]:
             choices.append(candidates)
         costs = {k: self.cost(row * (k + 1)) for k in choices}
-        gains = dict(zip(costs, self.gains(sure), strict=False))
+        gains = dict(zip(costs, self.gains(sure, alone), strict=False))
         rate = self._rate(costs, gains)
         best = max(costs, key=lambda k: gains[k] - rate * costs[k])  # of equals the fewest
         if best == 0 and 1 in costs and self._steps[0].weight < FORGOTTEN:

@@ -207,8 +207,7 @@ class Decoder:
 
         self.window.close(frame, winner, self._masks)
         if self.budget is not None:
-            sure = self.ahead[0].max_prob if self.ahead else 0.0
-            self.ahead = self.ahead[: self.budget.branches(self._row(), len(self.ahead), sure)]
+            self.ahead = self.ahead[: self._worth(self.budget)]
         self._block_round = self._block_round + 1 if self._masks[frame.first] else 0
         self._plan = self._frame = None
         if config.early_stop and self.has_eos:
@@ -277,10 +276,16 @@ class Decoder:
         eos = [self.has_eos or a.token in self.eos_ids for a in self.ahead] + [self.has_eos]
         return self.window.open(self._masks, blocks_ahead, np.array(eos)), eos
 
-    def _row(self) -> int:
-        """Tokens of the anchor's row in the next round."""
+    def _worth(self, budget: Budget) -> int:
+        """How many of the lookaheads there are the next round is to try."""
         frame, _ = self._open()
-        return 0 if frame is None else int(frame.ends[-1] - frame.start)
+        if frame is None:
+            return 0
+        sure = self.ahead[0].max_prob if self.ahead else 0.0
+        last = frame.first + int(frame.blocks[-1])  # of the anchor
+        alone = self.config.window == "pipeline" and last == 1 < self.window.count
+        row = int(frame.ends[-1] - frame.start)
+        return budget.branches(row, len(self.ahead), sure, alone=alone)
 
     def _brought(
         self, rows: list[int], plan: Plan, stats: Stats, frame: Frame, view: slice
