@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lopa.bench.ceilings import Ceilings
-from lopa.config import DecodeConfig
 from lopa.decoding.decoder import Decoder
 from lopa.engine.llm import LLM
 from lopa.engine.paged import PagedRunner
@@ -59,29 +58,12 @@ class _Timed:
 def time_rounds(
     llm: LLM, ceilings: Ceilings, *, branches: int, window: int, prefix: int, rounds: int
 ) -> RoundTime:
-    """Rounds of `branches` + 1 rows of `window` tokens behind a cached prefix.
-
-    Nothing passes the threshold, so a round fills one or two tokens and the window keeps its size.
-    """
-    size = 32
-    blocks, rest = divmod(window, size)
-    if rest or blocks < 1:
-        raise ConfigError(f"window {window} is not a multiple of the block of {size}")
-    config = llm.decode_config(
-        decoder="lopa",
-        branches=branches,
-        block_size=size,
-        max_new_tokens=window,
-        append_at=0.0,
-        activate_at=1.0,
-        threshold=1.0,
-        early_stop=False,
-    )
+    """Rounds of `branches` + 1 rows of `window` tokens behind a cached prefix."""
     timed = _Timed(llm.runner)
     whole: list[float] = []
     forwards: list[float] = []
     while len(whole) < rounds:
-        session = _session(llm, timed, config, prefix)
+        session = round_session(llm, timed, branches=branches, window=window, prefix=prefix)
         ended = time.perf_counter()
         try:
             while len(whole) < rounds:
@@ -119,7 +101,22 @@ def time_rounds(
     )
 
 
-def _session(llm: LLM, runner: Runner, config: DecodeConfig, prefix: int) -> Session:
+def round_session(llm: LLM, runner: Runner, *, branches: int, window: int, prefix: int) -> Session:
+    """Its rounds fill one or two tokens each, since nothing passes the threshold."""
+    size = 32
+    blocks, rest = divmod(window, size)
+    if rest or blocks < 1:
+        raise ConfigError(f"window {window} is not a multiple of the block of {size}")
+    config = llm.decode_config(
+        decoder="lopa",
+        branches=branches,
+        block_size=size,
+        max_new_tokens=window,
+        append_at=0.0,
+        activate_at=1.0,
+        threshold=1.0,
+        early_stop=False,
+    )
     ids = [1 + i % (llm.config.vocab_size // 2) for i in range(prefix)]
     ids = [i if i != llm.config.mask_id else 0 for i in ids]
     decoder = Decoder(

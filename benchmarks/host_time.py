@@ -1,0 +1,97 @@
+"""What the host does in a round, without a device: the session, the decoder, the batch, its buffer.
+
+    python benchmarks/host_time.py [--branches 0,3,7] [--rounds 400]
+
+The device's answer is made up and there at once. "Between" is what the device has to wait for, from
+its statistics to the start of the next round, less the calls that start it and wait for it;
+"meanwhile" is what is left for the time in which it works. Medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from lopa import LLM, DecodeConfig
+from lopa.bench.rounds import round_session
+from lopa.engine.batch import Batch
+from lopa.engine.fused import FusedStep, Sizes, _Arrays, _buffer_size, _cut
+from lopa.engine.paged import PagedRunner
+from lopa.engine.pages import Pages
+from lopa.engine.step import Found
+from lopa.models.transformer import Transformer
+from lopa.sequence import IntArray
+
+
+class NoDevice(FusedStep):
+    """Lays a batch out as for a graph, and makes the answer up."""
+
+    def __init__(self, model: Transformer, pages: Pages) -> None:
+        super().__init__(model, pages)
+        self.works_alone = True
+        self.draw = np.random.default_rng(0)
+        self.buffers: dict[Sizes, _Arrays] = {}
+        self.started = self.answered = 0.0
+        self.wanted = 0
+
+    def begin(
+        self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
+    ) -> None:
+        sizes = self._sizes(batch, configs)
+        self._make_room(sizes.tokens)
+        if sizes not in self.buffers:
+            buffer = torch.zeros(_buffer_size(sizes), dtype=torch.int32)
+            self.buffers[sizes] = _Arrays.of(_cut(buffer, sizes))
+        self._fill(self.buffers[sizes], batch, configs, sizes)
+        self.wanted = len(batch.wanted_from)
+        self.started = time.perf_counter()
+
+    def finish(self) -> Found:
+        token = self.draw.integers(5, 100, self.wanted)
+        max_prob = self.draw.random(self.wanted, np.float32)
+        self.answered = time.perf_counter()
+        return token, max_prob, -max_prob
+
+    def forward(self, *given: object) -> Found:
+        self.begin(*given)  # type: ignore[arg-type]
+        return self.finish()
+
+    def commit(self, *given: object) -> None:
+        """Two calls of the device, which are not the host's matter here."""
+
+
+def measure(llm: LLM, runner: PagedRunner, branches: int, rounds: int) -> tuple[float, float]:
+    """Microseconds between two forwards, and meanwhile."""
+    step = runner.step
+    assert isinstance(step, NoDevice)
+    between, meanwhile = [], []
+    while len(between) < rounds:
+        session = round_session(llm, runner, branches=branches, window=64, prefix=768)
+        while (event := session.step(ahead=True)) is not None:
+            ended = time.perf_counter()
+            if len(event.round.branches) == branches + 1 and step.started > step.answered:
+                between.append(step.started - step.answered)
+                meanwhile.append(ended - step.started)
+    return 1e6 * statistics.median(between), 1e6 * statistics.median(meanwhile)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--branches", default="0,3,7")
+    parser.add_argument("--rounds", type=int, default=400)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    llm = LLM("dummy:dream-tiny", device="cpu")
+    runner = PagedRunner(llm.model, 4096, step=NoDevice)
+    for branches in map(int, options.branches.split(",")):
+        between, meanwhile = measure(llm, runner, branches, options.rounds)
+        print(f"{branches + 1} rows of 64: between {between:.0f} µs, meanwhile {meanwhile:.0f} µs")
+
+
+if __name__ == "__main__":
+    main()
