@@ -208,6 +208,22 @@ def test_branch_order_does_not_matter(
 
 @EXAMPLES
 @given(sources, every_window)
+def test_a_record_made_while_the_next_round_is_under_way(
+    source: MadeUp, config: DecodeConfig
+) -> None:
+    late, records = new_decoder(config), []
+    while (plan := late.plan()) is not None:
+        winner = late.choose(source.stats(late, plan))
+        late.plan()
+        records.append(late.record())
+        assert records[-1].winner == winner
+    assert records == drive(new_decoder(config), source)
+    with pytest.raises(RuntimeError, match="without a round"):
+        late.record()
+
+
+@EXAMPLES
+@given(sources, every_window)
 def test_early_stop_is_a_prefix_of_parity(source: MadeUp, config: DecodeConfig) -> None:
     """Stopping early changes when a run ends, never what it says up to the end of text."""
     full = new_decoder(config)

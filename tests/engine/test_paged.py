@@ -166,13 +166,13 @@ def test_what_is_staged_can_be_installed_elsewhere() -> None:
         session.open()
         (stats,) = llm.runner.forward([(session.slot, plan)])
         assert stats is not None
-        record = session.decoder.advance(stats)
+        winner = session.choose(stats)
         if plan.commit:
-            buffer = llm.runner.staged(session.slot, record.winner).clone()
-            other.runner.install(theirs, plan, record.winner, buffer)
-        llm.runner.commit([(session.slot, record.winner)])
+            buffer = llm.runner.staged(session.slot, winner).clone()
+            other.runner.install(theirs, plan, winner, buffer)
+        llm.runner.commit([(session.slot, winner)])
         assert torch.equal(llm.runner.step.carry[0], other.runner.step.carry[0])
-        session.take(record, 0.0)
+        session.take(0.0)
         if session.output is None:
             for mine, installed in (
                 (llm.runner.pages.keys, other.runner.pages.keys),

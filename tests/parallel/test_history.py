@@ -25,10 +25,10 @@ def test_a_cache_written_anew_is_the_same(path: goldens.Path) -> None:
         session.open()
         (stats,) = runner.forward([(session.slot, plan)])
         assert stats is not None
-        record = session.decoder.advance(stats)
-        runner.commit([(session.slot, record.winner)])
-        history.add(plan, record.winner)
-        session.take(record, 0.0)
+        winner = session.choose(stats)
+        runner.commit([(session.slot, winner)])
+        history.add(plan, winner)
+        session.take(0.0)
         rounds += 1
         if rounds % 3 == 0 and session.slot >= 0:
             again = RankSession(runner, None, session.decoder, list(request.prompt))

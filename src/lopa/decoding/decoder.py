@@ -1,13 +1,15 @@
 """The decoder: a pure state machine that turns statistics into tokens.
 
 `plan()` says what to forward, `advance(stats)` chooses the winner, fills it and spawns the next
-branches. It knows nothing of models, devices or text, and it is deterministic: the same
-statistics give the same rounds on every rank of a group.
+branches; `choose` and `record` are its two halves, for whoever is in a hurry. It knows nothing of
+models, devices or text, and it is deterministic: the same statistics give the same rounds on every
+rank of a group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +31,26 @@ from lopa.sequence import (
     Round,
     Stats,
 )
+
+
+class _Chosen(NamedTuple):
+    """What is kept of a round until its record is made; R rows, N columns that may be filled."""
+
+    plan: Plan
+    frame: Frame
+    rows: list[Lookahead | None]  # [R] what each row had placed
+    eos: list[bool]  # [R]
+    scores: lookahead.Scores  # [R]
+    masks: BoolArray  # [R, N]
+    counts: IntArray  # [R]
+    max_prob: FloatArray  # [R, N]
+    winner: int
+    found_masks: IntArray  # by block, before the fills
+    places: IntArray  # filled positions, absolute
+    tokens: IntArray
+    sure: FloatArray
+    forced: BoolArray
+    spawned: list[Lookahead]
 
 
 class Decoder:
@@ -72,6 +94,7 @@ class Decoder:
         self._masks: IntArray = (blocks == mask_id).sum(axis=1)  # by block
         self._frame: Frame | None = None
         self._plan: Plan | None = None
+        self._chosen: _Chosen | None = None
 
     # -- what is decoded so far ---------------------------------------------------------------
 
@@ -154,9 +177,17 @@ class Decoder:
 
     def advance(self, stats: Stats) -> Round:
         """Take the round's statistics; returns its record, whose winner the runner commits."""
+        self.choose(stats)
+        return self.record()
+
+    def choose(self, stats: Stats) -> int:
+        """Take the round's statistics; returns the winner, which the runner commits.
+
+        The next `plan` is there from now on. `record` can wait until the device has it.
+        """
         plan, frame = self._plan, self._frame
         if plan is None or frame is None:
-            raise RuntimeError("advance without a plan")
+            raise RuntimeError("statistics without a plan")
         config, size = self.config, self.window.size
         # From here on, columns count from the first position that may be filled.
         left, view = self._columns(plan, frame)
@@ -164,20 +195,9 @@ class Decoder:
         ranking = stats.ranking[:, view]
         counts = masks.sum(axis=1)
         ends = self._ends(stats.token[:, view])
-        scores = lookahead.score(masks, counts, max_prob, ranking, self.ahead, size, config, ends)
+        ahead = self.ahead
+        scores = lookahead.score(masks, counts, max_prob, ranking, ahead, size, config, ends)
         winner = self._select(scores)
-        branches = [
-            Branch(*row)
-            for row in zip(
-                [*self.ahead, None],
-                scores.tolist(),
-                counts.tolist(),
-                frame.ends.tolist(),
-                self._eos_rows,
-                _landscapes(masks, counts, max_prob),
-                strict=True,
-            )
-        ]
 
         if self.budget is not None:
             rivals = self.budget.winners(scores.tolist())
@@ -186,24 +206,23 @@ class Decoder:
             self.budget.learn([tokens[row] for row in rivals])
 
         # The winner becomes the anchor, its lookahead token included, and is filled.
-        placed = branches[winner].lookahead
-        if placed is not None:
+        if winner < len(ahead):
+            placed = ahead[winner]
             self.tokens[placed.position] = placed.token
             self._masks[(placed.position - self.window.base) // size] -= 1
-        blocks_found = self.window.view(frame, winner, self._masks)
+        found_masks = self._masks.copy()
         blocks = int(frame.blocks[winner])
         cut = slice(0, blocks * size)
-        masks, max_prob, ranking = masks[winner, cut], max_prob[winner, cut], ranking[winner, cut]
         token = stats.token[winner, view][cut]
         chosen, forced = self._fill(self._cells(winner, plan, stats, frame, view), frame)
         self._masks[frame.first : frame.first + blocks] -= chosen.sum(axis=1)
         chosen = chosen.ravel()
         places = chosen.nonzero()[0]
-        self.tokens[left + places] = token[places]
-        found = self._fills(places + left, token[places], max_prob[places], forced.ravel()[places])
-        self.has_eos = self._eos_rows[winner] or any(f.token in self.eos_ids for f in found)
-        free = self._candidates(masks & ~chosen, token, left)
-        self.ahead = self._spawn(free, token, max_prob, ranking, left)
+        filled = token[places]
+        self.tokens[left + places] = filled
+        self.has_eos = self._eos_rows[winner] or not self.eos_ids.isdisjoint(filled.tolist())
+        free = self._candidates(masks[winner, cut] & ~chosen, token, left)
+        self.ahead = self._spawn(free, token, max_prob[winner, cut], ranking[winner, cut], left)
 
         self.window.close(frame, winner, self._masks)
         if self.budget is not None:
@@ -218,16 +237,53 @@ class Decoder:
         enough = self.aligned and self.settled >= config.max_new_tokens
         if config.early_stop and enough and self.finish is None:
             self.end("length")
+        self._chosen = _Chosen(
+            plan=plan,
+            frame=frame,
+            rows=[*ahead, None],
+            eos=self._eos_rows,
+            scores=scores,
+            masks=masks,
+            counts=counts,
+            max_prob=max_prob,
+            winner=winner,
+            found_masks=found_masks,
+            places=places + left,
+            tokens=filled,
+            sure=max_prob[winner, cut][places],
+            forced=forced.ravel()[places],
+            spawned=self.ahead,
+        )
+        return winner
+
+    def record(self) -> Round:
+        """Of the round that was chosen last."""
+        chosen, self._chosen = self._chosen, None
+        if chosen is None:
+            raise RuntimeError("a record without a round")
+        plan, frame = chosen.plan, chosen.frame
+        branches = [
+            Branch(*row)
+            for row in zip(
+                chosen.rows,
+                chosen.scores.tolist(),
+                chosen.counts.tolist(),
+                frame.ends.tolist(),
+                chosen.eos,
+                _landscapes(chosen.masks, chosen.counts, chosen.max_prob),
+                strict=True,
+            )
+        ]
         return Round(
-            index=self.round,
+            index=plan.index,
             start=plan.start,
             cached=plan.cached,
             committed=plan.commit,
             branches=branches,
-            winner=winner,
-            fills=found,
-            spawned=self.ahead,
-            blocks=blocks_found,
+            winner=chosen.winner,
+            fills=self._fills(chosen.places, chosen.tokens, chosen.sure, chosen.forced),
+            spawned=chosen.spawned,
+            blocks=self.window.view(frame, chosen.winner, chosen.found_masks),
         )
 
     # -- pieces -------------------------------------------------------------------------------

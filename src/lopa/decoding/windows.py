@@ -52,7 +52,10 @@ class Window(Protocol):
         """Take the winner's row over; masks: [blocks] of the winner after its fills."""
 
     def view(self, frame: Frame, winner: int, masks: IntArray) -> list[BlockView]:
-        """The winner's uncached blocks as the round found them; masks: before its fills."""
+        """The winner's uncached blocks as the round found them; masks: before its fills.
+
+        Asked for after `close`, so it goes by the frame.
+        """
 
 
 class Canvas:
@@ -132,9 +135,9 @@ class BlockWindow:
         self.current += self.fresh
 
     def view(self, frame: Frame, winner: int, masks: IntArray) -> list[BlockView]:
-        blocks = range(self.current, self.count)
+        blocks = range(frame.first, self.count)
         return [
-            _block_view(self, b, "active" if b == self.current else "semi", masks) for b in blocks
+            _block_view(self, b, "active" if b == frame.first else "semi", masks) for b in blocks
         ]
 
 

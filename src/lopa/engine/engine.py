@@ -81,19 +81,15 @@ class Engine:
                 self.running.append(session)
         # A long prompt takes several forwards: None until it is through.
         done = [(s, stats) for (s, _), stats in zip(turn, found, strict=True) if stats is not None]
-        records = [(session, session.advance(stats)) for session, stats in done]
-        self.runner.commit([(session.slot, record.winner) for session, record in records])
+        self.runner.commit([(session.slot, session.choose(stats)) for session, stats in done])
         ended = time.perf_counter()
-        seconds = [ended - self._began.pop(session) for session, _ in records]
-        for session, _ in records:
+        spent = {session: ended - self._began.pop(session) for session, _ in done}
+        for session in spent:
             if session.plan() is None:
                 self.running.remove(session)
                 session.close()  # its room is for the next one
         self._begin(ended)
-        return [
-            (session, session.take(record, spent))
-            for (session, record), spent in zip(records, seconds, strict=True)
-        ]
+        return [(session, session.take(seconds)) for session, seconds in spent.items()]
 
     def run(self, sessions: Iterator[Session]) -> Iterator[Session]:
         """Run sessions to their end, in order of completion; few are made before their time.

@@ -155,13 +155,13 @@ class Session:
         stats = None
         while stats is None:  # a long prompt takes several forwards
             (stats,) = self.runner.forward([(self.slot, plan)])
-        record = self.advance(stats)
-        self.runner.commit([(self.slot, record.winner)])
+        winner = self.choose(stats)
+        self.runner.commit([(self.slot, winner)])
         ended = time.perf_counter()
         following = self.plan() if ahead else None
         if following is not None and self.runner.begin([(self.slot, following)]):
             self._begun = ended
-        return self.take(record, ended - began)
+        return self.take(ended - began)
 
     def plan(self) -> Plan | None:
         """What this session wants forwarded next; None when the answer is complete."""
@@ -171,24 +171,26 @@ class Session:
             raise RuntimeError("this session is closed")
         return self.decoder.plan()
 
-    def advance(self, stats: Stats) -> Round:
-        """Take a round's statistics; `plan` tells from now on whether there is another one.
+    def choose(self, stats: Stats) -> int:
+        """Take a round's statistics: the winner, to be committed.
 
-        What nobody waits for, text and records, is left to `take`.
+        `plan` tells from now on whether there is another round. What nobody waits for, text and
+        records, is left to `take`.
         """
-        record = self.decoder.advance(stats)
-        self.trace.rounds.append(record)
+        winner = self.decoder.choose(stats)
         if self.config.stop:
             self._settle()
         if self._stopped_at is not None:
             self.decoder.end("stop")
         elif self._is_full():
             self.decoder.end("length")
-        return record
+        return winner
 
-    def take(self, record: Round, seconds: float) -> Event:
-        """The round that was run last has been committed: what became of it."""
+    def take(self, seconds: float) -> Event:
+        """The round that was chosen last has been committed: what became of it."""
+        record = self.decoder.record()
         record.seconds = seconds
+        self.trace.rounds.append(record)
         self._settle()
         event = Event(record, self._fresh_text(), self.decoder.generated.tolist())
         if self.decoder.plan() is None:

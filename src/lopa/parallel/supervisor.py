@@ -233,9 +233,9 @@ class Supervisor(Engine):
             plan = session.plan()
             if plan is None or plan.index != one.index or plan.wanted.sum() != len(one.token):
                 raise _LostError(0, "it computes something else than the supervisor")
-            record = session.advance(one.stats(plan))
-            self._histories[one.session].add(plan, record.winner)
-            event = session.take(record, one.seconds)
+            winner = session.choose(one.stats(plan))
+            self._histories[one.session].add(plan, winner)
+            event = session.take(one.seconds)
             if event.output is not None:
                 self._forget(one.session)
             events.append((session, event))

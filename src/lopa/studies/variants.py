@@ -10,7 +10,7 @@ import numpy as np
 from lopa.config import DecodeConfig, ScoreName
 from lopa.decoding import lookahead
 from lopa.decoding.decoder import Decoder
-from lopa.sequence import BoolArray, FloatArray, IntArray, Lookahead, Round, Stats
+from lopa.sequence import BoolArray, FloatArray, IntArray, Lookahead, Stats
 
 
 class Variant(Decoder):
@@ -73,7 +73,7 @@ class Observed(Variant):
         self._configs = {name: _scored_by(self.config, name) for name in names}
         self.notes: dict[str, Any] = {"scores": [], "brought": [], "winners": [], "placed": []}
 
-    def advance(self, stats: Stats) -> Round:
+    def choose(self, stats: Stats) -> int:
         plan, frame = self._plan, self._frame
         assert plan is not None
         assert frame is not None
@@ -93,13 +93,13 @@ class Observed(Variant):
             for name, config in self._configs.items()
         }
         brought = self._brought(list(range(len(plan.rows))), plan, stats, frame, view)
-        record = super().advance(stats)
-        placed = record.branches[record.winner].lookahead
+        placed = [*(ahead.max_prob for ahead in self.ahead), None]
+        winner = super().choose(stats)
         self.notes["scores"].append(found)
         self.notes["brought"].append(brought)
-        self.notes["winners"].append(record.winner)
-        self.notes["placed"].append(None if placed is None else placed.max_prob)
-        return record
+        self.notes["winners"].append(winner)
+        self.notes["placed"].append(placed[winner])
+        return winner
 
 
 def _scored_by(config: DecodeConfig, name: ScoreName) -> DecodeConfig:
