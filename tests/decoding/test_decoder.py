@@ -217,6 +217,10 @@ def test_a_record_made_while_the_next_round_is_under_way(
         late.plan()
         records.append(late.record())
         assert records[-1].winner == winner
+        for fill in records[-1].fills:  # the blocks are those that the round found
+            (block,) = [b for b in records[-1].blocks if b.start <= fill.position < b.end]
+            assert block.masks > 0
+            assert block.state in ("active", "semi")
     assert records == drive(new_decoder(config), source)
     with pytest.raises(RuntimeError, match="without a round"):
         late.record()
