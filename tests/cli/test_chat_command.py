@@ -98,10 +98,10 @@ def test_ctrl_c_stops_the_answer_only(sit_down: Run, monkeypatch: pytest.MonkeyP
     calls = iter([False, True])
     step, closed = Session.step, []
 
-    def interrupted(self: Session) -> Event | None:
+    def interrupted(self: Session, *, ahead: bool) -> Event | None:
         if next(calls, False):
             raise KeyboardInterrupt
-        return step(self)
+        return step(self, ahead=ahead)
 
     monkeypatch.setattr(Session, "step", interrupted)
     close = Session.close

@@ -70,7 +70,7 @@ def test_usage_errors(run: Run, arguments: tuple[str, ...], words: str) -> None:
 
 
 def _raising(error: BaseException) -> Any:
-    def step(_: Session) -> None:
+    def step(_: Session, *, ahead: bool) -> None:
         raise error
 
     return step

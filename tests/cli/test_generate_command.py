@@ -115,7 +115,7 @@ def test_an_unwritable_trace_is_refused_before_the_run(
 def test_an_interrupted_run_leaves_no_trace(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(_: Session) -> None:
+    def interrupt(_: Session, *, ahead: bool) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Session, "step", interrupt)
