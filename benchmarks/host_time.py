@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from lopa import LLM, DecodeConfig
-from lopa.bench.rounds import round_session
 from lopa.engine.batch import Batch
+from lopa.engine.calibration import steady_session
 from lopa.engine.fused import FusedStep, Sizes, _Arrays, _buffer_size, _cut
 from lopa.engine.paged import PagedRunner
 from lopa.engine.pages import Pages
@@ -71,7 +71,7 @@ def measure(llm: LLM, runner: PagedRunner, branches: int, rounds: int) -> tuple[
     assert isinstance(step, NoDevice)
     between, meanwhile = [], []
     while len(between) < rounds:
-        session = round_session(llm, runner, branches=branches, window=64, prefix=768)
+        session = steady_session(runner, llm.config, llm.decode_config, branches, 64, 768)
         while (event := session.step(ahead=True)) is not None:
             ended = time.perf_counter()
             if len(event.round.branches) == branches + 1 and step.started > step.answered:

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lopa.bench.ceilings import Ceilings
-from lopa.decoding.decoder import Decoder
+from lopa.engine.calibration import steady_session
 from lopa.engine.llm import LLM
 from lopa.engine.paged import PagedRunner
 from lopa.engine.runner import Runner
-from lopa.engine.session import Session
 from lopa.errors import ConfigError
 from lopa.sequence import Plan, Stats
+
+BLOCK = 32  # of the rounds that are timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,15 @@ def time_rounds(
     llm: LLM, ceilings: Ceilings, *, branches: int, window: int, prefix: int, rounds: int
 ) -> RoundTime:
     """Rounds of `branches` + 1 rows of `window` tokens behind a cached prefix."""
+    if window % BLOCK or window < BLOCK:
+        raise ConfigError(f"window {window} is not a multiple of the block of {BLOCK}")
     timed = _Timed(llm.runner)
     whole: list[float] = []
     forwards: list[float] = []
     while len(whole) < rounds:
-        session = round_session(llm, timed, branches=branches, window=window, prefix=prefix)
+        session = steady_session(
+            timed, llm.config, llm.decode_config, branches, window, prefix, block_size=BLOCK
+        )
         ended = time.perf_counter()
         try:
             while len(whole) < rounds:
@@ -99,32 +104,3 @@ def time_rounds(
         gigabytes_per_second=size / median / 1e9,
         teraflops=2 * weights * tokens / median / 1e12,
     )
-
-
-def round_session(llm: LLM, runner: Runner, *, branches: int, window: int, prefix: int) -> Session:
-    """Its rounds fill one or two tokens each, since nothing passes the threshold."""
-    size = 32
-    blocks, rest = divmod(window, size)
-    if rest or blocks < 1:
-        raise ConfigError(f"window {window} is not a multiple of the block of {size}")
-    config = llm.decode_config(
-        decoder="lopa",
-        branches=branches,
-        block_size=size,
-        max_new_tokens=window,
-        append_at=0.0,
-        activate_at=1.0,
-        threshold=1.0,
-        early_stop=False,
-    )
-    ids = [1 + i % (llm.config.vocab_size // 2) for i in range(prefix)]
-    ids = [i if i != llm.config.mask_id else 0 for i in ids]
-    decoder = Decoder(
-        config,
-        ids,
-        mask_id=llm.config.mask_id,
-        eos_ids=(),
-        shift=llm.config.shift,
-        aligned=llm.config.trained_block is not None,
-    )
-    return Session(runner, None, decoder, ids)

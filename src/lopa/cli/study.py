@@ -148,8 +148,8 @@ def study(
         pool = (
             Workers(workers, {"model": model or default_model(), **given}) if workers > 1 else None
         )
-        told = list(costs.get("costs", {}).items())
-        todo = Study(llm, asked, config.settings(), seed, file, batch_size, pool, progress, told)
+        usual = config.settings()
+        todo = Study(llm, asked, usual, seed, file, batch_size, pool, progress, **costs)
         try:
             with bar:
                 findings = experiment.run(todo)
@@ -169,7 +169,7 @@ def _report(name: str, folder: Path) -> None:
     path = folder / "samples.jsonl"
     run = described_in(path)
     asked = problems(run["task"], "eval", run["problems"], run["seed"])
-    costs = list(run.get("costs", {}).items())
+    costs = run.get("costs", {})
     todo = Study(None, asked, run["settings"], run["seed"], SampleFile(path, run), costs=costs)
     findings = import_module(f"lopa.studies.{name}").run(todo)
     asked_for = f"--task {run['task']} --limit {run['problems']} --seed {run['seed']}"

@@ -7,10 +7,9 @@ time if it adds more than the same time brings at the rate at which this sequenc
 going by each round's own rate would spend too much where a round brings little anyway.
 
 Nothing is drawn and no clock is read: what a round costs is given once for a run, so the same
-statistics give the same choices on every rank. Single rounds differ widely (what a branch adds has
-a deviation of one and a half times its mean), so an estimate begins with what branches add on the
-built-in tasks and moves away from it slowly. A sequence that has gone without branches for long
-tries one again, as far as a small share of its tokens allows.
+statistics give the same choices on every rank. Single rounds differ widely, so an estimate begins
+with what branches add on the built-in tasks and moves away from it slowly. A sequence that has gone
+without branches for long tries one again, as far as a small share of its tokens allows.
 """
 
 from __future__ import annotations

@@ -222,7 +222,8 @@ class Decoder:
         self.tokens[left + places] = filled
         self.has_eos = self._eos_rows[winner] or not self.eos_ids.isdisjoint(filled.tolist())
         free = self._candidates(masks[winner, cut] & ~chosen, token, left)
-        self.ahead = self._spawn(free, token, max_prob[winner, cut], ranking[winner, cut], left)
+        ranked = self._ranked(ranking[winner, cut])
+        self.ahead = lookahead.spawn(free, token, max_prob[winner, cut], ranked, left, config)
 
         self.window.close(frame, winner, self._masks)
         if self.budget is not None:
@@ -293,15 +294,9 @@ class Decoder:
     def _select(self, scores: lookahead.Scores) -> int:
         return lookahead.select(scores)
 
-    def _spawn(
-        self,
-        left: BoolArray,
-        token: IntArray,
-        max_prob: FloatArray,
-        ranking: FloatArray,
-        offset: int,
-    ) -> list[Lookahead]:
-        return lookahead.spawn(left, token, max_prob, ranking, offset, self.config)
+    def _ranked(self, ranking: FloatArray) -> FloatArray:
+        """What positions to look ahead at are ranked by, the highest first."""
+        return ranking
 
     def _candidates(self, masks: BoolArray, token: IntArray, offset: int) -> BoolArray:
         """The masks that a lookahead may be placed on."""

@@ -58,6 +58,39 @@ def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeCo
     return RoundCost(tuple((one.tokens, s) for one, s in zip(timed, seconds, strict=True)))
 
 
+def steady_session(
+    runner: Runner,
+    model: ModelConfig,
+    settings: Callable[..., DecodeConfig],
+    branches: int,
+    window: int,  # whole blocks
+    prefix: int,  # tokens of the prompt
+    **more: Any,  # settings
+) -> Session:
+    """Its rounds keep their window: nothing passes the threshold, so each fills a token or two."""
+    config = settings(
+        decoder="lopa",
+        branches=branches,
+        max_new_tokens=window,
+        append_at=0.0,
+        activate_at=1.0,
+        threshold=1.0,
+        early_stop=False,
+        **more,
+    )
+    ids = [1 + i % (model.vocab_size // 2) for i in range(prefix)]
+    ids = [i if i != model.mask_id else 0 for i in ids]
+    decoder = Decoder(
+        config,
+        ids,
+        mask_id=model.mask_id,
+        eos_ids=(),
+        shift=model.shift,
+        aligned=model.trained_block is not None,
+    )
+    return Session(runner, None, decoder, ids)
+
+
 class _Timed:
     """Rounds of one number of branches whose window is full."""
 
@@ -71,21 +104,8 @@ class _Timed:
     ) -> None:
         block = settings(decoder="lopa").block_size
         window = max(window // block, 1) * block
-        asked: dict[str, Any] = {"append_at": 0.0, "activate_at": 1.0, "threshold": 1.0}
-        config = settings(
-            decoder="lopa", branches=branches, max_new_tokens=window, early_stop=False, **asked
-        )
-        ids = [i for i in range(PREFIX + 1) if i != model.mask_id][:PREFIX]
-        decoder = Decoder(
-            config,
-            ids,
-            mask_id=model.mask_id,
-            eos_ids=(),
-            shift=model.shift,
-            aligned=model.trained_block is not None,
-        )
         self.branches = branches
-        self.session = Session(runner, None, decoder, ids)
+        self.session = steady_session(runner, model, settings, branches, window, PREFIX)
         self.tokens = 0  # of a round
         self.seconds: list[float] = []
 

@@ -45,16 +45,20 @@ def read_costs(paths: Sequence[Path]) -> dict[str, list[list[float]]]:
             raise ConfigError(f"cannot read {path} ({error.strerror})") from None
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ConfigError(f"{path} is no file of `study speed` or `bench round`") from None
-        RoundCost(tuple((int(t), s) for t, s in points))  # refuses what makes no sense
+        _cost(points)  # refuses what makes no sense
         found[name] = points
     return found
 
 
+def _cost(points: list[list[float]]) -> RoundCost:
+    return RoundCost(tuple((int(tokens), seconds) for tokens, seconds in points))
+
+
 def run(study: Study) -> Findings:
-    costs = {name: RoundCost(tuple((t, s) for t, s in points)) for name, points in study.costs}
+    costs = {name: _cost(points) for name, points in study.costs.items()}
     fixed = {str(k): Setting(f"k = {k}", {"branches": k}) for k in AUTO_BRANCHES}
     autos = {
-        name: Setting(f"auto, {name}", {"branches": "auto"}, cost=(name, cost.points))
+        name: Setting(f"auto, {name}", {"branches": "auto"}, cost=(name, cost))
         for name, cost in costs.items()
     }
     samples = study.decode([*fixed.values(), *autos.values()])

@@ -32,7 +32,7 @@ class Setting:
     options: Mapping[str, Any] = field(default_factory=dict)  # on top of the study's own
     variant: str | None = None  # a decoder in the usual one's place
     seed: int = 0  # of its chance
-    cost: tuple[str, tuple[tuple[int, float], ...]] | None = None  # of a round: name and points
+    cost: tuple[str, RoundCost] | None = None  # of a round, and whose it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Study:
     together: int = 1  # answers decoded at once
     elsewhere: Decode | None = None  # other processes that decode
     progress: Callable[[int, int], None] = lambda done, total: None
-    costs: Sequence[tuple[str, Any]] = ()  # of a round on some devices: names and points
+    costs: Mapping[str, Any] = field(default_factory=dict)  # points of a round's, by device
 
     def config(self, **changes: Any) -> DecodeConfig:
         return DecodeConfig(**{**self.options, **changes})
@@ -136,8 +136,7 @@ class Study:
 
 
 def _session(llm: LLM, prompt: str, config: DecodeConfig, setting: Setting) -> Session:
-    cost = RoundCost(setting.cost[1]) if setting.cost else None
-    session = llm.session(prompt, config, cost=cost)
+    session = llm.session(prompt, config, cost=setting.cost[1] if setting.cost else None)
     if setting.variant is None:
         return session
     usual, ids = session.decoder, session.trace.prompt_ids

@@ -10,7 +10,7 @@ import numpy as np
 from lopa.config import DecodeConfig, ScoreName
 from lopa.decoding import lookahead
 from lopa.decoding.decoder import Decoder
-from lopa.sequence import BoolArray, FloatArray, IntArray, Lookahead, Stats
+from lopa.sequence import FloatArray, Stats
 
 
 class Variant(Decoder):
@@ -24,30 +24,15 @@ class Variant(Decoder):
 class RandomPositions(Variant):
     """Looks ahead at masks drawn by lot, not at those ranked first."""
 
-    def _spawn(
-        self,
-        left: BoolArray,
-        token: IntArray,
-        max_prob: FloatArray,
-        ranking: FloatArray,
-        offset: int,
-    ) -> list[Lookahead]:
-        lots = self.dice.random(len(ranking))
-        return lookahead.spawn(left, token, max_prob, lots, offset, self.config)
+    def _ranked(self, ranking: FloatArray) -> FloatArray:
+        return self.dice.random(len(ranking))
 
 
 class LeastConfident(Variant):
     """Looks ahead at the masks ranked last."""
 
-    def _spawn(
-        self,
-        left: BoolArray,
-        token: IntArray,
-        max_prob: FloatArray,
-        ranking: FloatArray,
-        offset: int,
-    ) -> list[Lookahead]:
-        return lookahead.spawn(left, token, max_prob, -ranking, offset, self.config)
+    def _ranked(self, ranking: FloatArray) -> FloatArray:
+        return -ranking
 
 
 class RandomWinner(Variant):
