@@ -168,10 +168,18 @@ def check_rounds(device: Any) -> dict[str, float]:
     while engine.busy:
         engine.step()
     ahead = [llm.generate(prompt, config).token_ids for prompt in prompts]
+    warm = LLM(
+        "dummy:dream-tiny", device=str(device), dtype="float32", cache_tokens=8192, warmup=256
+    )
+    captured = warm.runner.step._captured
+    ready = set(captured)
+    same = warm.generate(prompts[0], config).token_ids == alone[0]
     together = [s.output.token_ids if s.output else alone[1] for s in sessions]
     return {
         "rounds begun ahead": float(sum(a != b for a, b in zip(ahead, alone, strict=True))),
         "many at once": float(sum(a != b for a, b in zip(together, alone, strict=True))),
+        "warmed up: graphs that were missing": float(len(set(captured) - ready)),
+        "warmed up: answers that differ": float(not same),
     }
 
 

@@ -22,6 +22,7 @@ from lopa.engine.kernels.attention import TILE, Rows, attend, most_tiles
 from lopa.engine.kernels.confidence import RANKINGS, confidence
 from lopa.engine.kernels.moves import gather, settle
 from lopa.engine.pages import PAGE, Pages, pages_for
+from lopa.engine.products import products_on
 from lopa.engine.quantize import QuantizedLinear
 from lopa.engine.scaled import Scaled
 from lopa.engine.step import Found, Step
@@ -100,6 +101,7 @@ class FusedStep(Step):
         self.carry = self.carry.new_zeros(_SLOTS, config.hidden_size)
         cos, sin = rope(torch.arange(longest, device=self.device), config, self.dtype)
         self._cos, self._sin = cos[:, 0].contiguous(), sin[:, 0].contiguous()
+        self._products = products_on(self.device)
         self._staged_keys = pages.keys[:, :0]
         self._staged_values = pages.values[:, :0]
         self._hidden_rows = self.carry[:0]
@@ -308,7 +310,7 @@ class FusedStep(Step):
         if sizes.wanted:
             wanted = gather(self._hidden_rows, self.carry, inputs.wanted_from)
             mask = self.model.config.mask_id
-            logits = self.model.logits(wanted)
+            logits = self._products(wanted, self.model.head_weight)
             heat = inputs.temperature
             confidence(logits, inputs.settings, heat, mask, out, drawing=sizes.drawing)
         return out
@@ -356,7 +358,7 @@ class FusedStep(Step):
         h = _normed(x, None, layers[0].attention_norm, layers[0].attention.qkv)
         for index, layer in enumerate(layers):
             attention, feed_forward = layer.attention, layer.feed_forward
-            qkv = attention.qkv(h)
+            qkv = self._product(attention.qkv, h)
             keys, values = place(index)
             weights = None
             if config.qk_norm:
@@ -372,10 +374,12 @@ class FusedStep(Step):
                 splits=splits,
             ).view(count, heads * dim)
             kind = _kind(attention.out)
-            out = attention.out(pointwise.quantise(mixed, kind) if kind else mixed)
+            given = pointwise.quantise(mixed, kind) if kind else mixed
+            out = self._product(attention.out, given)
             h = _normed(x, out, layer.feed_forward_norm, feed_forward.gate_up)
-            active = pointwise.activate(feed_forward.gate_up(h), _kind(feed_forward.down))
-            out = feed_forward.down(active)
+            gate_up = self._product(feed_forward.gate_up, h)
+            active = pointwise.activate(gate_up, _kind(feed_forward.down))
+            out = self._product(feed_forward.down, active)
             if index + 1 < len(layers):
                 following = layers[index + 1]
                 h = _normed(x, out, following.attention_norm, following.attention.qkv)
@@ -384,6 +388,12 @@ class FusedStep(Step):
             yield x
         assert isinstance(h, Tensor)
         yield h
+
+    def _product(self, linear: torch.nn.Module, x: Tensor | Scaled) -> Tensor:
+        if isinstance(x, Scaled):
+            out: Tensor = linear(x)
+            return out
+        return self._products(x, linear.weight, linear.bias)  # type: ignore[arg-type]
 
 
 def _normed(x: Tensor, delta: Tensor | None, norm: torch.nn.Module, to: object) -> Tensor | Scaled:

@@ -41,7 +41,8 @@ class QuantizedLinear(nn.Module):
     def forward(self, x: Tensor | Scaled) -> Tensor:
         if isinstance(x, Tensor):
             x = quantise(x, self.kind)
-        if x.values.device.type == "cuda" and self.kind is torch.float8_e4m3fn:
+        on_device = x.values.device.type == "cuda"
+        if on_device and self.kind is torch.float8_e4m3fn and _fills_device(x, self.weight):
             return torch._scaled_mm(
                 x.values,
                 self.weight.t(),
@@ -51,7 +52,7 @@ class QuantizedLinear(nn.Module):
                 out_dtype=self.dtype,
                 use_fast_accum=True,
             )
-        if x.values.device.type == "cuda":
+        if on_device:
             from lopa.engine.kernels.matmul import scaled_matmul
 
             return scaled_matmul(x.values, x.scale, self.weight, self.scale, self.bias, self.dtype)
@@ -59,6 +60,12 @@ class QuantizedLinear(nn.Module):
         out = x.values.float() @ self.weight.float().t() * x.scale * self.scale.t()
         out = out.to(self.dtype)
         return out if self.bias is None else out + self.bias
+
+
+def _fills_device(x: Scaled, weight: Tensor) -> bool:
+    """torch's product in fp8 goes by tiles of 128 × 128 and does not split the inner axis."""
+    rows, columns = len(x.values), len(weight)
+    return rows > 64 and -(-rows // 128) * -(-columns // 128) > 64
 
 
 def quantize(model: Transformer, kind: Quantize) -> None:

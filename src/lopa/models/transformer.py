@@ -133,10 +133,15 @@ class Transformer(nn.Module):
         out: Tensor = self.norm(x)
         return out
 
+    @property
+    def head_weight(self) -> Tensor:
+        """[vocab, hidden]"""
+        weight: Tensor = self.embedding.weight if self.config.tied_head else self.head.weight
+        return weight
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] → [N, vocab]: the raw rows, not shifted."""
-        weight = self.embedding.weight if self.config.tied_head else self.head.weight
-        return F.linear(hidden, weight)
+        return F.linear(hidden, self.head_weight)
 
 
 def rope(positions: Tensor, config: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

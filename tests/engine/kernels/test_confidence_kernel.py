@@ -8,19 +8,21 @@ import pytest
 import torch
 
 from lopa import DecodeConfig
-from lopa.engine.kernels.confidence import RANKINGS, confidence
+from lopa.engine.kernels.confidence import BLOCK, RANKINGS, confidence
 from lopa.engine.statistics import statistics
 
 
 @pytest.mark.parametrize("ranking", list(RANKINGS))
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("vocab", [50, 5000])
+@pytest.mark.parametrize("vocab", [50, 2 * BLOCK + 90])
 def test_equals_plain_statistics(ranking: Any, temperature: float, vocab: int) -> None:
     torch.manual_seed(vocab)
     logits = 4 * torch.randn(6, vocab)
     mask = 17
     logits[0, mask] = 40  # the mask is never predicted, but keeps its share
     logits[1, 30] = logits[1, 20] = 30  # a tie
+    logits[2, -1] = logits[2, 20] = 30  # and one between the first part and the last
+    logits[3, -1] = 30
     positions, rounds = torch.randint(0, 1000, (2, 6))
     config = DecodeConfig(ranking=ranking, temperature=temperature, seed=2**60 + 11)
     token, max_prob, expected = statistics(logits, positions, rounds, mask, config)

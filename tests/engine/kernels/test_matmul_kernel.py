@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lopa.engine.kernels.matmul import scaled_matmul
+from lopa.engine.kernels.matmul import Tiling, scaled_matmul, splits_for, tiling
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -21,3 +21,48 @@ def test_int8(rows: int, columns: int, inner: int, bias: bool) -> None:
         plain += more
     ours = scaled_matmul(x, x_scale, w, w_scale, more, torch.float32)
     torch.testing.assert_close(ours, plain.float(), rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3, 9])
+@pytest.mark.parametrize("rows", [3, 130])
+@pytest.mark.parametrize("inner", [1000, 1024])
+def test_splits_of_the_inner_axis(rows: int, inner: int, splits: int) -> None:
+    """Twice, since the first leaves the counters for the second."""
+    torch.manual_seed(splits)
+    for _ in range(2):
+        x = torch.randint(-127, 128, (rows, inner), dtype=torch.int8)
+        w = torch.randint(-127, 128, (150, inner), dtype=torch.int8)
+        ones = torch.ones(rows, 1), torch.ones(150, 1)
+        ours = scaled_matmul(x, ones[0], w, ones[1], None, torch.float32, splits=splits)
+        assert torch.equal(ours, (x.double() @ w.double().T).float())
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "inner", "splits"),
+    [
+        (64, 3584, 18944, 2),  # 56 tiles
+        (64, 37888, 3584, 1),  # 592
+        (64, 64, 4096, 1),  # one, and little to share
+        (128, 3584, 18944, 4),  # 56
+        (256, 3584, 18944, 2),  # 112
+        (512, 3584, 18944, 1),  # 112 that are larger
+    ],
+)
+def test_splits_fill_the_device(rows: int, columns: int, inner: int, splits: int) -> None:
+    assert splits_for(rows, columns, inner, tiling(rows, columns)) == splits
+
+
+def test_refuses_to_split_too_many_tiles() -> None:
+    x, scale = torch.zeros(64, 32, dtype=torch.int8), torch.ones(64, 1)
+    w = torch.zeros(64 * 1025, 32, dtype=torch.int8)
+    with pytest.raises(ValueError, match="1025 tiles"):
+        scaled_matmul(
+            x,
+            scale,
+            w,
+            torch.ones(len(w), 1),
+            None,
+            torch.float32,
+            splits=2,
+            tile=Tiling(64, 64, 16, 4, 2),
+        )

@@ -1,9 +1,10 @@
 """From logits to token, probability and ranking confidence, without leaving the device.
 
 The same as `lopa.engine.statistics` for everything but top-p, top-k and fp64. The logits of a
-position are cut into parts, a program each. The first kernel finds each part's largest, its share
-of the softmax and its best token (by its logit, or by a draw: Gumbel noise from the same counters);
-the second one, knowing these, each part's share of the ranking; the third puts them together.
+position are cut into parts, a program each, which looks at them once. The first kernel finds each
+part's largest, its share of the softmax and its best token (by its logit, or by a draw: Gumbel
+noise from the same counters); the second one, knowing these, each part's share of the ranking; the
+third puts them together.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 RANKINGS = {"max_prob": 0, "margin": 1, "neg_entropy": 2}
+BLOCK = 8192  # logits a program
+WARPS = 4
 
 
 @triton.jit
@@ -42,39 +45,39 @@ def _survey(
     part = tl.program_id(1)
     if tl.load(settings + row * 4 + 3) < 0:
         return
-    heat = tl.load(temperature + row)
-    drawn = heat > 0 if DRAWING else False
-    position = tl.load(settings + row * 4)
-    turn = tl.load(settings + row * 4 + 1)
-    counter = _mix(_mix(position * 0x9E3779B1 + turn) ^ tl.load(settings + row * 4 + 2))
-    largest = -float("inf")  # of all logits, the mask's included
-    total = 0.0  # of exp(logit − largest)
-    best = -float("inf")  # of the keys, the mask left out
-    token = 0x7FFFFFFF
-    chosen = -float("inf")  # its logit
-    share = tl.cdiv(tl.cdiv(vocab, BLOCK), PARTS) * BLOCK
-    first = part * share
-    for begin in range(first, tl.minimum(first + share, vocab), BLOCK):
-        ids = begin + tl.arange(0, BLOCK)
-        inside = ids < vocab
-        x = tl.load(logits + row * stride + ids, mask=inside, other=-float("inf"))
-        x = x.to(tl.float32)
-        if drawn:
+    first = part * BLOCK
+    ids = first + tl.arange(0, BLOCK)
+    inside = ids < vocab
+    x = tl.load(logits + row * stride + ids, mask=inside, other=-float("inf")).to(tl.float32)
+    allowed = inside & (ids != mask_id)
+    if DRAWING:
+        heat = tl.load(temperature + row)
+        if heat > 0:
             x = x / heat
-        top = tl.maximum(largest, tl.max(x, 0))
-        total = total * tl.exp(largest - top) + tl.sum(tl.exp(x - top), 0)
-        largest = top
-        keys = tl.where(inside & (ids != mask_id), x, -float("inf"))
-        if drawn:
+        largest = tl.max(x, 0)  # of all logits, the mask's included
+        keys = tl.where(allowed, x, -float("inf"))
+        if heat > 0:
+            position = tl.load(settings + row * 4)
+            turn = tl.load(settings + row * 4 + 1)
+            counter = _mix(_mix(position * 0x9E3779B1 + turn) ^ tl.load(settings + row * 4 + 2))
             bits = _mix(counter + ids.to(tl.int64) * 0x2545F4914F6CDD1D)
             uniform = ((bits >> 11) & 0xFFFFFFFFFFFFF).to(tl.float64)
             uniform = (uniform + 0.5) * 2.220446049250313e-16
             keys = keys + (-tl.log(-tl.log(uniform))).to(tl.float32)
-        here = tl.max(keys, 0)
-        if here > best:  # ties go to the lower id
-            best = here
-            token = tl.min(tl.where(keys == here, ids, 0x7FFFFFFF), 0)
-            chosen = tl.max(tl.where(ids == token, x, -float("inf")), 0)
+        best = tl.max(keys, 0)
+        token = tl.min(tl.where(keys == best, ids, 0x7FFFFFFF), 0)  # ties go to the lower id
+        chosen = tl.max(tl.where(ids == token, x, -float("inf")), 0)
+    else:
+        # Few passes over the block: one for the best token, whose logit is then known, and of all
+        # logits only the mask's can be larger.
+        keys = tl.where(allowed, x, -float("inf"))
+        best, where = tl.max(keys, 0, return_indices=True)  # ties go to the lower id
+        token = first + where
+        chosen = best
+        has_mask = (mask_id >= first) & (mask_id < first + BLOCK)
+        masks = tl.load(logits + row * stride + mask_id, mask=has_mask, other=-float("inf"))
+        largest = tl.maximum(best, masks.to(tl.float32))
+    total = tl.sum(tl.exp(x - largest), 0)
     place = found + row * (4 * PARTS) + part
     tl.store(place, largest)
     tl.store(place + PARTS, total)
@@ -84,17 +87,19 @@ def _survey(
 
 
 @triton.jit
-def _settled(found, tokens, row, PARTS: tl.constexpr):
+def _settled(found, tokens, row, PARTS: tl.constexpr, LANES: tl.constexpr):
     """largest, total, token and its logit over all parts."""
-    parts = tl.arange(0, PARTS)
+    parts = tl.arange(0, LANES)
+    live = parts < PARTS
     place = found + row * (4 * PARTS) + parts
-    peaks = tl.load(place)
+    peaks = tl.load(place, mask=live, other=-float("inf"))
     largest = tl.max(peaks, 0)
-    total = tl.sum(tl.load(place + PARTS) * tl.exp(peaks - largest), 0)
-    keys = tl.load(place + 2 * PARTS)
-    ids = tl.load(tokens + row * PARTS + parts)
+    total = tl.sum(tl.load(place + PARTS, mask=live, other=0.0) * tl.exp(peaks - largest), 0)
+    keys = tl.load(place + 2 * PARTS, mask=live, other=-float("inf"))
+    ids = tl.load(tokens + row * PARTS + parts, mask=live, other=0x7FFFFFFF)
     token = tl.min(tl.where(keys == tl.max(keys, 0), ids, 0x7FFFFFFF), 0)
-    chosen = tl.max(tl.where(ids == token, tl.load(place + 3 * PARTS), -float("inf")), 0)
+    logits = tl.load(place + 3 * PARTS, mask=live, other=-float("inf"))
+    chosen = tl.max(tl.where(ids == token, logits, -float("inf")), 0)
     return largest, total, token, chosen
 
 
@@ -109,6 +114,7 @@ def _rank(
     vocab,
     stride,
     PARTS: tl.constexpr,
+    LANES: tl.constexpr,
     BLOCK: tl.constexpr,
     DRAWING: tl.constexpr,
 ):
@@ -117,42 +123,41 @@ def _rank(
     ranking = tl.load(settings + row * 4 + 3)
     if ranking <= 0:
         return
-    heat = tl.load(temperature + row)
-    drawn = heat > 0 if DRAWING else False
-    largest, total, token, _ = _settled(found, tokens, row, PARTS)
-    inverse = 1.0 / total
-    entropy = 0.0
-    other = -float("inf")
-    share = tl.cdiv(tl.cdiv(vocab, BLOCK), PARTS) * BLOCK
-    first = part * share
-    for begin in range(first, tl.minimum(first + share, vocab), BLOCK):
-        ids = begin + tl.arange(0, BLOCK)
-        x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=-float("inf"))
-        x = x.to(tl.float32)
-        if drawn:
+    ids = part * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=-float("inf")).to(tl.float32)
+    if DRAWING:
+        heat = tl.load(temperature + row)
+        if heat > 0:
             x = x / heat
-        if ranking == 1:
-            other = tl.maximum(other, tl.max(tl.where(ids == token, -float("inf"), x), 0))
-        else:
-            p = tl.exp(x - largest) * inverse
-            entropy += tl.sum(p * tl.log(p + 1e-10), 0)
-    tl.store(shares + row * PARTS + part, tl.where(ranking == 1, other, entropy))
+    largest, total, token, _ = _settled(found, tokens, row, PARTS, LANES)
+    if ranking == 1:
+        share = tl.max(tl.where(ids == token, -float("inf"), x), 0)
+    else:
+        p = tl.exp(x - largest) * (1.0 / total)
+        share = tl.sum(p * tl.log(p + 1e-10), 0)
+    tl.store(shares + row * PARTS + part, share)
 
 
 @triton.jit
-def _conclude(settings, found, tokens, shares, out, count, PARTS: tl.constexpr):
+def _conclude(
+    settings, found, tokens, shares, out, count, PARTS: tl.constexpr, LANES: tl.constexpr
+):
     """out [3, N]: token (int32), the bits of max_prob and of the ranking (fp32)."""
     row = tl.program_id(0).to(tl.int64)
     ranking = tl.load(settings + row * 4 + 3)
     if ranking < 0:
         return
-    largest, total, token, chosen = _settled(found, tokens, row, PARTS)
+    largest, total, token, chosen = _settled(found, tokens, row, PARTS, LANES)
     probability = tl.exp(chosen - largest) / total
     confidence = probability
     if ranking > 0:
-        part = tl.load(shares + row * PARTS + tl.arange(0, PARTS))
-        margin = probability - tl.exp(tl.max(part, 0) - largest) / total
-        confidence = tl.where(ranking == 1, margin, tl.sum(part, 0))
+        parts = tl.arange(0, LANES)
+        place = shares + row * PARTS + parts
+        if ranking == 1:
+            other = tl.max(tl.load(place, mask=parts < PARTS, other=-float("inf")), 0)
+            confidence = probability - tl.exp(other - largest) / total
+        else:
+            confidence = tl.sum(tl.load(place, mask=parts < PARTS, other=0.0), 0)
     tl.store(out + row, token)
     tl.store(out + count + row, probability.to(tl.int32, bitcast=True))
     tl.store(out + 2 * count + row, confidence.to(tl.int32, bitcast=True))
@@ -168,17 +173,29 @@ def confidence(
     drawing: bool = True,  # False: every temperature is 0, which leaves the drawing out
 ) -> None:
     count, vocab = logits.shape
-    block = min(4096, triton.next_power_of_2(vocab))
-    parts = triton.next_power_of_2(min(16, triton.cdiv(vocab, block)))
+    block = min(BLOCK, triton.next_power_of_2(vocab))
+    parts = triton.cdiv(vocab, block)
+    lanes = triton.next_power_of_2(parts)
     found = torch.empty(count, 4, parts, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(count, parts, dtype=torch.int32, device=logits.device)
     shares = torch.empty(count, parts, dtype=torch.float32, device=logits.device)
-    common = {"PARTS": parts, "BLOCK": block, "DRAWING": drawing, "num_warps": 8}
+    common = {"PARTS": parts, "BLOCK": block, "DRAWING": drawing, "num_warps": WARPS}
     stride = logits.stride(0)
     _survey[(count, parts)](
         logits, settings, temperature, found, tokens, vocab, stride, mask_id, **common
     )
     _rank[(count, parts)](
-        logits, settings, temperature, found, tokens, shares, vocab, stride, **common
+        logits,
+        settings,
+        temperature,
+        found,
+        tokens,
+        shares,
+        vocab,
+        stride,
+        LANES=lanes,
+        **common,
     )
-    _conclude[(count,)](settings, found, tokens, shares, out, count, PARTS=parts, num_warps=1)
+    _conclude[(count,)](
+        settings, found, tokens, shares, out, count, PARTS=parts, LANES=lanes, num_warps=1
+    )

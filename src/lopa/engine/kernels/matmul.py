@@ -1,15 +1,30 @@
-"""Quantised matrix products: x · wᵀ with one scale a token and one a column, fp8 or int8.
+"""Products of scaled tensors: x · wᵀ with one scale a row of x and of w, in fp8 or int8.
 
-int8 is ours; fp8 uses torch's own where the device has it (`lopa.engine.quantize`), and this one in
-the tests and for comparison.
+int8 is ours; of fp8, what torch's own does badly (`lopa.engine.quantize`): where the result has
+fewer tiles than the device has multiprocessors, the inner axis is split over several programs, and
+the last of them to come to a tile adds up what the others left, always in the same order.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+_LEAST_SHARE = 4096  # of the inner axis, for a program to be worth its parts
+_MOST_TILES = 1024  # that are split
+
+
+class Tiling(NamedTuple):
+    rows: int
+    columns: int
+    inner: int
+    warps: int
+    stages: int
+    programs: int = 132  # that fill the device
 
 
 @triton.jit
@@ -20,45 +35,88 @@ def _scaled(
     w_scale,  # [N]
     bias,  # [N]
     out,  # [M, N]
+    parts,  # [tiles, splits, BLOCK_M, BLOCK_N] fp32 or int32
+    arrived,  # [tiles] int32: programs of a tile that are done; zero before and after
     M,
     N,
     K,
+    share,  # of the inner axis for each split: whole blocks
+    splits,
     HAS_BIAS: tl.constexpr,
     WHOLE: tl.constexpr,  # int8: sums are int32
+    SPLIT: tl.constexpr,
+    EVEN: tl.constexpr,  # the inner axis is whole blocks
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     # Programs that share columns of w follow one another, so that w is read from memory once.
-    program = tl.program_id(0)
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
     rows, columns = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     per_group = GROUP * columns
-    first = program // per_group * GROUP
-    height = tl.minimum(rows - first, GROUP)
-    m = (first + program % per_group % height) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = (program % per_group // height) * BLOCK_N + tl.arange(0, BLOCK_N)
+    top = tile // per_group * GROUP
+    height = tl.minimum(rows - top, GROUP)
+    m = (top + tile % per_group % height) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = (tile % per_group // height) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     x_at = x + (m % M).to(tl.int64)[:, None] * K + k[None, :]
     w_at = w + (n % N).to(tl.int64)[:, None] * K + k[None, :]
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if WHOLE else tl.float32)
-    for at in range(0, K, BLOCK_K):
-        inside = (at + k < K)[None, :]
-        a = tl.load(x_at + at, mask=inside, other=0.0)
-        b = tl.load(w_at + at, mask=inside, other=0.0)
+    first = split * share
+    for at in range(first, tl.minimum(first + share, K), BLOCK_K):
+        if EVEN:
+            a = tl.load(x_at + at)
+            b = tl.load(w_at + at)
+        else:
+            inside = (at + k < K)[None, :]
+            a = tl.load(x_at + at, mask=inside, other=0.0)
+            b = tl.load(w_at + at, mask=inside, other=0.0)
         if WHOLE:
             total = tl.dot(a, tl.trans(b), total, out_dtype=tl.int32)
         else:
             total = tl.dot(a, tl.trans(b), total)
-    result = total.to(tl.float32)
-    result = result * tl.load(x_scale + m % M)[:, None] * tl.load(w_scale + n % N)[None, :]
-    if HAS_BIAS:
-        result += tl.load(bias + n % N)[None, :].to(tl.float32)
-    tl.store(
-        out + m.to(tl.int64)[:, None] * N + n[None, :],
-        result.to(out.dtype.element_ty),
-        mask=(m < M)[:, None] & (n < N)[None, :],
-    )
+    last = True
+    if SPLIT:
+        inside_tile = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        place = parts + tile.to(tl.int64) * splits * (BLOCK_M * BLOCK_N) + inside_tile
+        tl.store(place + split * (BLOCK_M * BLOCK_N), total)
+        tl.debug_barrier()  # all of it is there before it counts
+        last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == splits - 1
+        if last:
+            total = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if WHOLE else tl.float32)
+            for one in range(splits):
+                total += tl.load(place + one * (BLOCK_M * BLOCK_N), cache_modifier=".cg")
+            tl.store(arrived + tile, 0)
+    if last:
+        result = total.to(tl.float32)
+        result = result * tl.load(x_scale + m % M)[:, None] * tl.load(w_scale + n % N)[None, :]
+        if HAS_BIAS:
+            result += tl.load(bias + n % N)[None, :].to(tl.float32)
+        tl.store(
+            out + m.to(tl.int64)[:, None] * N + n[None, :],
+            result.to(out.dtype.element_ty),
+            mask=(m < M)[:, None] & (n < N)[None, :],
+        )
+
+
+def tiling(rows: int, columns: int) -> Tiling:
+    """The best of those that were tried on an H200 (benchmarks/engine.md)."""
+    if rows <= 64:
+        return Tiling(64, 64, 256 if columns < 64 * 264 else 128, warps=4, stages=4)
+    if rows <= 256:
+        return Tiling(64, 128, 128, warps=4, stages=4, programs=264)
+    return Tiling(128, 128, 128, warps=8, stages=4)
+
+
+def splits_for(rows: int, columns: int, inner: int, tile: Tiling) -> int:
+    """So many programs share a tile that the device is full, each with enough to do."""
+    tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns)
+    return max(1, min(tile.programs // tiles, inner // _LEAST_SHARE))
+
+
+_arrived: dict[torch.device, Tensor] = {}
 
 
 def scaled_matmul(
@@ -68,30 +126,55 @@ def scaled_matmul(
     w_scale: Tensor,  # [N, 1]
     bias: Tensor | None,
     dtype: torch.dtype,
+    *,
+    tile: Tiling | None = None,
+    splits: int | None = None,
 ) -> Tensor:
     (rows, inner), columns = x.shape, w.shape[0]
+    tile = tile or tiling(rows, columns)
+    splits = splits or splits_for(rows, columns, inner, tile)
+    share = triton.cdiv(triton.cdiv(inner, tile.inner), splits) * tile.inner
+    splits = triton.cdiv(inner, share)  # none is left without a share
+    tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns)
     out = torch.empty(rows, columns, dtype=dtype, device=x.device)
-    small = rows <= 64
-    block_m = 64 if small else 128
-    block_n = 64 if small else 128
-    grid = (triton.cdiv(rows, block_m) * triton.cdiv(columns, block_n),)
-    _scaled[grid](
+    whole = x.dtype == torch.int8
+    parts = arrived = out
+    if splits > 1:
+        shape = (tiles, splits, tile.rows, tile.columns)
+        parts = out.new_empty(shape, dtype=torch.int32 if whole else torch.float32)
+        arrived = _counters(x.device, tiles)
+    _scaled[(tiles, splits)](
         x,
         w,
         x_scale,
         w_scale,
         w_scale if bias is None else bias,
         out,
+        parts,
+        arrived,
         rows,
         columns,
         inner,
+        share,
+        splits,
         HAS_BIAS=bias is not None,
-        WHOLE=x.dtype == torch.int8,
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        BLOCK_K=128,
+        WHOLE=whole,
+        SPLIT=splits > 1,
+        EVEN=inner % tile.inner == 0,
+        BLOCK_M=tile.rows,
+        BLOCK_N=tile.columns,
+        BLOCK_K=tile.inner,
         GROUP=8,
-        num_warps=4 if small else 8,
-        num_stages=4 if small else 3,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     return out
+
+
+def _counters(device: torch.device, tiles: int) -> Tensor:
+    """Zeros that every product leaves as zeros; products follow one another on a device."""
+    if tiles > _MOST_TILES:
+        raise ValueError(f"{tiles} tiles are too many to be split")
+    if device not in _arrived:  # graphs keep its address: it stays
+        _arrived[device] = torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
+    return _arrived[device]

@@ -89,28 +89,49 @@ def _activate(
 ):
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < size
-    gate = tl.load(gate_up + token * 2 * size + at, mask=inside, other=0.0)
-    up = tl.load(gate_up + (token * 2 + 1) * size + at, mask=inside, other=0.0)
-    wide = gate.to(tl.float32)
-    value = (wide * tl.sigmoid(wide)).to(gate.dtype).to(tl.float32) * up.to(tl.float32)
-    tl.store(out + token * size + at, value.to(gate.dtype), mask=inside)
+    value = _active(gate_up, token, size, at)
+    tl.store(out + token * size + at, value.to(out.dtype.element_ty), mask=at < size)
 
 
 @triton.jit
-def _activate_scaled(gate_up, out, scale, size, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
-    """The same with one scale a token: all of a token in one program, read once."""
-    token = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
+def _active(gate_up, token, size, at):
+    """silu(gate) · up in fp32 at these places of a token; zero past its end."""
     inside = at < size
     gate = tl.load(gate_up + token * 2 * size + at, mask=inside, other=0.0)
     up = tl.load(gate_up + (token * 2 + 1) * size + at, mask=inside, other=0.0)
     wide = gate.to(tl.float32)
-    value = (wide * tl.sigmoid(wide)).to(gate.dtype).to(tl.float32) * up.to(tl.float32)
-    step = tl.maximum(tl.max(tl.abs(value)), 1e-12) / LARGEST
+    return (wide * tl.sigmoid(wide)).to(gate.dtype).to(tl.float32) * up.to(tl.float32)
+
+
+@triton.jit
+def _activate_scaled(
+    gate_up,  # [T, 2 · size]
+    out,  # [T, size]
+    scale,  # [T]
+    size,
+    LARGEST: tl.constexpr,
+    BLOCK: tl.constexpr,  # at most size
+    REST: tl.constexpr,  # at least what is left
+):
+    """The same with one scale a token: all of a token in one program, read once.
+
+    Two pieces, since one whose length is a power of two would be idle for up to half of it.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    first = tl.arange(0, BLOCK)
+    value = _active(gate_up, token, size, first)
+    peak = tl.max(tl.abs(value))
+    if REST > 0:
+        rest = BLOCK + tl.arange(0, REST)
+        more = _active(gate_up, token, size, rest)
+        peak = tl.maximum(peak, tl.max(tl.abs(more)))
+    step = tl.maximum(peak, 1e-12) / LARGEST
     tl.store(scale + token, step)
-    value = _to_type(value / step, LARGEST, out.dtype.element_ty)
-    tl.store(out + token * size + at, value, mask=inside)
+    place = out + token * size
+    tl.store(place + first, _to_type(value / step, LARGEST, out.dtype.element_ty))
+    if REST > 0:
+        more = _to_type(more / step, LARGEST, out.dtype.element_ty)
+        tl.store(place + rest, more, mask=rest < size)
 
 
 def activate(gate_up: Tensor, quantised: torch.dtype | None) -> Tensor | Scaled:
@@ -123,7 +144,7 @@ def activate(gate_up: Tensor, quantised: torch.dtype | None) -> Tensor | Scaled:
         _activate[(tokens, triton.cdiv(size, block))](gate_up, out, size, BLOCK=block)
         return out
     scale = gate_up.new_empty((tokens, 1), dtype=torch.float32)
-    block = triton.next_power_of_2(size)
+    block = 1 << (size.bit_length() - 1)
     _activate_scaled[(tokens,)](
         gate_up,
         out,
@@ -131,7 +152,9 @@ def activate(gate_up: Tensor, quantised: torch.dtype | None) -> Tensor | Scaled:
         size,
         LARGEST=LARGEST[quantised],
         BLOCK=block,
-        num_warps=32 if block > 8192 else 8,
+        REST=triton.next_power_of_2(size - block) if size > block else 0,
+        num_warps=16 if block > 4096 else 8,
+        maxnreg=64,  # so that a multiprocessor holds two tokens at once
     )
     return Scaled(out, scale)
 
