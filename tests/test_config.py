@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lopa.config import PRESETS, DecodeConfig, options_of
+from lopa.config import PAPER, PRESETS, DecodeConfig, options_of
 from lopa.errors import ConfigError
 
 
@@ -69,7 +69,7 @@ def test_defaults_by_decoder() -> None:
         ({"temperature": 1e-40}, "temperature must be 0 or at least"),
         ({"threshold": 10**400}, "threshold"),
         ({"seed": 2**63}, "at most"),
-        ({"score_window": 3}, "score_window is not used by the lopa decoder with score mean"),
+        ({"score_window": 3}, "score_window is not used by the lopa decoder with score fills"),
         ({"score": "fills", "score_fraction": 0.5}, "with score fills"),
         ({"decoder": "sdar", "append_at": 0.5}, "append_at is not used by the sdar decoder"),
     ],
@@ -129,10 +129,12 @@ def test_presets(task: str, published: tuple[float, ...]) -> None:
 def test_the_paper_in_general() -> None:
     tasks = {"gsm8k", "math", "humaneval", "mbpp", "humaneval+", "mbpp+"}
     assert set(PRESETS) == {"paper", *tasks}
-    assert DecodeConfig.preset("paper", max_new_tokens=256) == DecodeConfig(lookahead_eos=True)
-    assert not DecodeConfig().lookahead_eos
+    assert DecodeConfig.preset("paper", max_new_tokens=256) == DecodeConfig(**PAPER)
+    usual = DecodeConfig()
+    assert (usual.score, usual.creation_weight, usual.lookahead_eos) == ("fills", 0.5, False)
+    assert DecodeConfig(score="mean").creation_weight == 0.0  # each score has its own
     parity = DecodeConfig(early_stop=False)
-    assert parity.lookahead_eos
+    assert (parity.score, parity.creation_weight, parity.lookahead_eos) == ("mean", 0.0, True)
     assert not DecodeConfig(early_stop=False, lookahead_eos=False).lookahead_eos
     assert parity == DecodeConfig.preset("paper", max_new_tokens=256, early_stop=False)
 

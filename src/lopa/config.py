@@ -38,13 +38,13 @@ _WINDOW_OPTIONS: dict[WindowName, dict[str, Any]] = {
 _LOOKAHEAD_OPTIONS: dict[str, Any] = {
     "branches": 7,
     "objective": "speed",
-    "score": "mean",
+    "score": "fills",
     "score_fraction": 1.0,
     "score_window": 8,
-    "creation_weight": 0.0,
     "lookahead_floor": 0.0,
     "lookahead_eos": False,
 }
+_CREATION_WEIGHTS: dict[str, float] = {"mean": 0.0, "window": 0.0, "segment": 0.0, "fills": 0.5}
 _DECODER_OPTIONS: dict[DecoderName, dict[str, Any]] = {
     # `steps` of vanilla is max_new_tokens unless given: one token a step.
     "vanilla": {"window": "canvas", "ranking": "neg_entropy", "steps": None},
@@ -71,6 +71,7 @@ _DECODER_OPTIONS: dict[DecoderName, dict[str, Any]] = {
         "ranking": "neg_entropy",
         "threshold": 0.9,
         **_LOOKAHEAD_OPTIONS,
+        "creation_weight": None,  # the score's own
     },
 }
 # Options of a branch score that other scores do not use.
@@ -149,12 +150,16 @@ class DecodeConfig:
                 own["window"] = self.window
         own = _WINDOW_OPTIONS[own["window"]] | own
         fixed = _FIXED.get(self.decoder, {})
-        unscored = _UNSCORED.get(self._asked_score(), ()) if self.decoder == "lopa" else ()
+        unscored: tuple[str, ...] = ()
+        if self.decoder == "lopa":
+            if self.early_stop is False:
+                own |= PAPER  # parity
+            own["score"] = self._asked_score()
+            own["creation_weight"] = _CREATION_WEIGHTS.get(own["score"], 0.0)
+            unscored = _UNSCORED.get(own["score"], ())
         own = {k: v for k, v in own.items() if k not in fixed and k not in unscored}
         if self.branches != "auto":
             own.pop("objective", None)
-        if self.early_stop is False and "lookahead_eos" in own:
-            own["lookahead_eos"] = True  # parity: as published
         if self.decoder == "fast-dllm" and (self.factor is not None or self.steps is not None):
             own["threshold"] = None  # the other two rules take its place
         for name in _OPTIONAL:
@@ -191,7 +196,8 @@ class DecodeConfig:
 
     def _asked_score(self) -> str:
         asked: str | None = self.score  # None until it is settled
-        return asked or str(_LOOKAHEAD_OPTIONS["score"])
+        usual = _LOOKAHEAD_OPTIONS if self.early_stop else PAPER
+        return asked or str(usual["score"])
 
     def _lopa_hint(self, name: str, own: dict[str, Any]) -> str:
         if name in _UNSCORED.get(self._asked_score(), ()):
@@ -312,7 +318,12 @@ class DecodeConfig:
 
 
 # How the paper looks ahead, whatever is the default here.
-PAPER: dict[str, Any] = {"score": "mean", "lookahead_floor": 0.0, "lookahead_eos": True}
+PAPER: dict[str, Any] = {
+    "score": "mean",
+    "creation_weight": 0.0,
+    "lookahead_floor": 0.0,
+    "lookahead_eos": True,
+}
 _PUBLISHED: dict[str, Any] = {
     "decoder": "lopa",
     "max_new_tokens": 512,
@@ -397,3 +408,7 @@ _OPTIONAL = tuple(
 def _check_choice(name: str, value: object, kind: Any) -> None:
     if not isinstance(value, str) or value not in get_args(kind):
         raise ConfigError(f"{name} must be one of {', '.join(get_args(kind))}: got {value!r}")
+
+
+# How lookahead is done by default, against PAPER; docs/results.md has the reasons.
+USUAL: dict[str, Any] = {name: getattr(DecodeConfig(), name) for name in PAPER}

@@ -94,7 +94,13 @@ def test_presets(name: str) -> None:
         },
         {"decoder": "vanilla", "max_new_tokens": 4, "steps": 2},
         {"max_new_tokens": 8, "block_size": 4, "branches": "auto", "objective": "tpf"},
-        {"decoder": "lopa", "max_new_tokens": 8, "block_size": 4, "score_fraction": 0.5},
+        {
+            "decoder": "lopa",
+            "max_new_tokens": 8,
+            "block_size": 4,
+            "score": "mean",
+            "score_fraction": 0.5,
+        },
     ],
 )
 def test_options_reach_the_decoder(run: Run, given: dict[str, object]) -> None:

@@ -73,7 +73,7 @@ def test_what_branches_usually_add_is_spent_at_the_best_rate(plain: float, slope
 
 
 def test_a_first_branch_whose_token_is_sure_is_worth_less() -> None:
-    cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.65)))
+    cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.45)))
     chosen = {sure: Budget(cost).branches(WINDOW, 1, sure) for sure in (0.2, 0.95, 1.0000001)}
     assert chosen == {0.2: 1, 0.95: 0, 1.0000001: 0}
 
@@ -83,7 +83,7 @@ def test_while_a_block_waits_for_the_next_only_what_costs_little_is_tried() -> N
         cost = RoundCost(((WINDOW, 1.0), (16 * WINDOW, 1.0 + 15 * slope)))
         return Budget(cost).branches(WINDOW, MOST, 0.2, alone=alone)
 
-    assert choice(0.65, alone=True) == 0 < choice(0.65, alone=False)
+    assert choice(0.45, alone=True) == 0 < choice(0.45, alone=False)
     assert choice(0.1, alone=True) < choice(0.1, alone=False)
     assert choice(0.0, alone=True) == choice(0.0, alone=False) == MOST
 
@@ -160,6 +160,40 @@ def test_what_a_round_brought_is_what_the_budget_learns() -> None:
     for record, tokens in zip(records, learnt, strict=True):
         lookahead = record.branches[record.winner].lookahead is not None
         assert tokens == len(record.fills) + lookahead
+
+
+@pytest.mark.parametrize("window", ["pipeline", "blocks"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_frame_of_fewer_branches_is_that_of_a_window_opened_for_them(
+    window: str, seed: int
+) -> None:
+    """Opened once for all candidates, it is cut down to the rows that are tried."""
+    cost = RoundCost(((8, 1.0), (16, 1.1), (64, 1.9)))
+    decoder = new_decoder(auto(window=window), cost=cost)
+    source = MadeUp(seed, eos_share=0.05)
+    branched = 0
+    while (plan := decoder.plan()) is not None:
+        decoder.advance(source.stats(decoder, plan))
+        assert decoder._opened is not None
+        kept, kept_eos = decoder._opened
+        fresh, eos = decoder._open()
+        assert kept_eos == eos
+        if kept is None or fresh is None:
+            assert kept is fresh
+            continue
+        branched += len(eos) > 1
+        for name in ("start", "cached", "commit", "first", "fresh"):
+            assert getattr(kept, name) == getattr(fresh, name)
+        for name in ("blocks", "ends", "may_force"):
+            assert getattr(kept, name).tolist() == getattr(fresh, name).tolist()
+    assert branched
+
+
+def test_one_without_rivals_may_not_have_won() -> None:
+    budget = Budget(EVERY_ROUND_THE_SAME)
+    scores = [3.0, 5.0, 1.0, 2.5]  # the anchor last
+    assert budget.winners(scores) == budget.winners(scores, True) == [3, 0, 1]
+    assert budget.winners(scores, False) == [3, 3, 1]
 
 
 def test_no_lookahead_ends_the_text_nor_looks_behind_its_end() -> None:

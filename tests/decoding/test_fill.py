@@ -71,13 +71,14 @@ AHEAD = [Lookahead(0, 0, 0.3, 0.3), Lookahead(1, 0, 0.2, 0.2)]
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, [0.5, 0.5, 1.0]),
-        ({"score_fraction": 0.5}, [0.15, 0.5, 1.0]),
+        ({"score": "mean"}, [0.5, 0.5, 1.0]),
+        ({"score": "mean", "score_fraction": 0.5}, [0.15, 0.5, 1.0]),
         ({"score": "window", "score_window": 2}, [0.15, 0.5, 1.0]),
         ({"score": "segment"}, [0.15, 0.5, 1.0]),
-        ({"score": "fills", "threshold": 0.4}, [2.7, 2.5, 0.0]),
+        ({"threshold": 0.4}, [2.7 * 0.3**0.5, 2.5 * 0.2**0.5, 0.0]),
+        ({"score": "fills", "threshold": 0.4, "creation_weight": 0.0}, [2.7, 2.5, 0.0]),
         ({"score": "fills", "threshold": 0.4, "creation_weight": 1.0}, [0.81, 0.5, 0.0]),
-        ({"creation_weight": 0.5}, [0.4, 0.35, 1.0]),
+        ({"score": "mean", "creation_weight": 0.5}, [0.4, 0.35, 1.0]),
     ],
 )
 def test_scores(options: dict[str, object], expected: list[float]) -> None:
@@ -88,10 +89,45 @@ def test_scores(options: dict[str, object], expected: list[float]) -> None:
 
 
 def test_ends_of_text_are_no_fills() -> None:
-    config = DecodeConfig(score="fills", threshold=0.4)
+    config = DecodeConfig(score="fills", threshold=0.4, creation_weight=0.0)
     ends = np.array([[0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]], bool)
     scores = lookahead.score(MASKS, MASKS.sum(axis=1), RANKING, RANKING, AHEAD, 2, config, ends)
     assert scores.tolist() == pytest.approx([1.8, 2.5, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("sure", "brings", "wins"),
+    [(0.8, [0.95, 0.95], True), (0.2, [0.95, 0.95], False), (0.9, [0.95, 0.5], False)],
+)
+def test_a_branch_without_rivals_must_bring_more_than_the_anchor(
+    sure: float, brings: list[float], wins: bool
+) -> None:
+    """Its own token does not count there, as it does among rivals, and a tie is the anchor's."""
+    found = np.array([brings, [0.95, 0.5]], np.float32)
+    masks, ends = np.ones((2, 2), bool), np.zeros((2, 2), bool)
+    config = DecodeConfig(threshold=0.9)
+    lone = [Lookahead(0, 0, sure, sure)]
+    scores = lookahead.score(masks, masks.sum(axis=1), found, found, lone, 2, config, ends)
+    assert (lookahead.select(scores) == 0) == wins
+    assert scores[1] == pytest.approx(0.95)
+    tie = found[[1, 1]]
+    sure_of_it = [Lookahead(0, 0, 1.0, 1.0)]
+    scores = lookahead.score(masks, masks.sum(axis=1), tie, tie, sure_of_it, 2, config, ends)
+    assert lookahead.select(scores) == 1
+    assert scores[0] == pytest.approx(0.95)
+    rivals = [*lone, Lookahead(1, 0, 0.1, 0.1)]
+    three = found[[0, 0, 1]]
+    scores = lookahead.score(
+        np.ones((3, 2), bool),
+        np.full(3, 2),
+        three,
+        three,
+        rivals,
+        2,
+        config,
+        np.zeros((3, 2), bool),
+    )
+    assert scores[0] == pytest.approx(sure**0.5 * (1 + sum(p for p in brings if p > 0.9)))
 
 
 def test_spawn_ranks_and_keeps_the_floor() -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import goldens
 from lopa import LLM, DecodeConfig, LopaError
+from lopa.config import PAPER
 from lopa.engine.reference import ReferenceRunner
 from lopa.models import checkpoint
 from lopa.models.families import FAMILIES
@@ -63,7 +64,10 @@ def test_every_decoder_that_fits(tiny: Path, family: Family) -> None:
         output = llm.generate(prompt, config)
         assert len(output.token_ids) >= 32
         assert llm.config.mask_id not in output.token_ids
-        early = llm.generate(prompt, llm.decode_config(decoder=decoder, max_new_tokens=32))
+        published = PAPER if decoder == "lopa" else {}  # as parity decodes
+        early = llm.generate(
+            prompt, llm.decode_config(decoder=decoder, max_new_tokens=32, **published)
+        )
         assert len(early.token_ids) <= 32
         assert early.token_ids == output.token_ids[: len(early.token_ids)]
         assert early.rounds <= output.rounds

@@ -11,7 +11,7 @@ from serving_support import Server, data_of
 from lopa import LLM, DecodeConfig
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
-SETTINGS = DecodeConfig(branches=2, block_size=8, max_new_tokens=32)
+SETTINGS = DecodeConfig(branches=2, score="mean", block_size=8, max_new_tokens=32)
 
 
 def test_models(client: openai.OpenAI) -> None:
@@ -46,7 +46,8 @@ def test_chat(client: openai.OpenAI, llm: LLM) -> None:
 
 @pytest.mark.parametrize("wanted", [1, 5, 8, 13])
 def test_any_max_tokens(client: openai.OpenAI, llm: LLM, wanted: int) -> None:
-    whole = DecodeConfig(branches=2, block_size=8, max_new_tokens=-(-wanted // 8) * 8)
+    tokens = -(-wanted // 8) * 8
+    whole = DecodeConfig(branches=2, score="mean", block_size=8, max_new_tokens=tokens)
     full = llm.generate("Hello", whole)
     found = client.completions.create(model="bytes", prompt="Hello", max_tokens=wanted)
     assert found.usage is not None

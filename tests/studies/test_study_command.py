@@ -52,7 +52,7 @@ def test_study(
     assert "<svg" in (tmp_path / f"{name}.svg").read_text()
     findings = found["findings"]
     if name == "branches":
-        assert [p["options"]["branches"] for p in findings["points"]] == 2 * [0, 1, 3, 7, 14]
+        assert [p["options"]["branches"] for p in findings["points"]] == 3 * [0, 1, 3, 7, 14]
     elif name == "ablation":
         assert next(iter(findings["variants"])) == "no lookahead"
     elif name == "order":

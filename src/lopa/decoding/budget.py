@@ -18,13 +18,14 @@ import math
 from bisect import bisect_left as bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from lopa.config import AUTO_BRANCHES
 from lopa.errors import ConfigError
 
 # Tokens that each choice adds to the one before. Much the same on `words`, where a round without
 # branches brings five, and on `functions`, where it brings two (docs/results.md).
-HOPES = (2.2, 1.4, 1.4, 2.0)
+HOPES = (1.4, 1.5, 2.0, 1.6)
 HOPE_WEIGHT = 20.0  # rounds that a hope counts for
 FADING = 0.99  # weight of a round against the one after it
 # Some of that would have come a round later by itself: what counts is this share. Of a first branch
@@ -72,21 +73,23 @@ class Budget:
 
     def __init__(self, cost: RoundCost) -> None:
         self.cost = cost
+        self._cost = cache(cost)  # rounds are of few sizes
         self._steps = [_Mean() for _ in AUTO_BRANCHES[1:]]  # what a choice adds to the one before
         self._chosen = 0.0  # cost of the round that was chosen last
         self._tokens = self._spent = 0.0  # what all chosen rounds have brought and cost
         self._lost = 0.0  # tokens that trials are expected to have cost
 
-    def winners(self, scores: Sequence[float]) -> list[int]:
+    def winners(self, scores: Sequence[float], lone: bool | None = None) -> list[int]:
         """The row that would have won with each choice that this round covers, in turn.
 
-        The last one is covered by as many branches as there were candidates.
+        The last one is covered by as many branches as there were candidates. lone: whether the
+        first branch would have won against the anchor alone, where the scores do not tell.
         """
         anchor = len(scores) - 1
         found, best = [], anchor  # of equals the best-ranked lookahead, last of all the anchor
         for row in range(anchor + 1):
             if row in AUTO_BRANCHES or row == anchor:
-                found.append(best)
+                found.append(anchor if row == 1 and lone is False else best)
             if scores[row] > scores[best] or (best == anchor and scores[row] == scores[best]):
                 best = row
         return found
@@ -121,7 +124,7 @@ class Budget:
         choices = [k for k in AUTO_BRANCHES if k < candidates]
         if candidates <= AUTO_BRANCHES[-1]:
             choices.append(candidates)
-        costs = {k: self.cost(row * (k + 1)) for k in choices}
+        costs = {k: self._cost(row * (k + 1)) for k in choices}
         gains = dict(zip(costs, self.gains(sure, alone), strict=False))
         rate = self._rate(costs, gains)
         best = max(costs, key=lambda k: gains[k] - rate * costs[k])  # of equals the fewest

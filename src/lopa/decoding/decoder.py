@@ -9,6 +9,7 @@ rank of a group.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -93,6 +94,7 @@ class Decoder:
         blocks = self.tokens[self.window.base :].reshape(-1, self.window.size)
         self._masks: IntArray = (blocks == mask_id).sum(axis=1)  # by block
         self._frame: Frame | None = None
+        self._opened: tuple[Frame | None, list[bool]] | None = None  # the next one, where known
         self._plan: Plan | None = None
         self._chosen: _Chosen | None = None
 
@@ -142,7 +144,7 @@ class Decoder:
             self.end("rounds")
             return None
         size, base = self.window.size, self.window.base
-        frame, eos = self._open()
+        (frame, eos), self._opened = self._opened or self._open(), None
         if frame is None:
             self.end("eos" if self.has_eos else "length")
             return None
@@ -200,9 +202,11 @@ class Decoder:
         winner = self._select(scores)
 
         if self.budget is not None:
-            rivals = self.budget.winners(scores.tolist())
+            lone = lookahead.wins_alone(scores, ahead, config)
+            rivals = self.budget.winners(scores.tolist(), lone)
             rows = sorted({*rivals})
-            tokens = dict(zip(rows, self._brought(rows, plan, stats, frame, view), strict=True))
+            brought = self._brought(rows, plan, stats, frame, view, ends)
+            tokens = dict(zip(rows, brought, strict=True))
             self.budget.learn([tokens[row] for row in rivals])
 
         # The winner becomes the anchor, its lookahead token included, and is filled.
@@ -227,7 +231,7 @@ class Decoder:
 
         self.window.close(frame, winner, self._masks)
         if self.budget is not None:
-            self.ahead = self.ahead[: self._worth(self.budget)]
+            self._try(self._worth(self.budget))
         self._block_round = self._block_round + 1 if self._masks[frame.first] else 0
         self._plan = self._frame = None
         if config.early_stop and self.has_eos:
@@ -329,7 +333,7 @@ class Decoder:
 
     def _worth(self, budget: Budget) -> int:
         """How many of the lookaheads there are the next round is to try."""
-        frame, _ = self._open()
+        frame, _ = self._opened = self._open()
         if frame is None:
             return 0
         sure = self.ahead[0].max_prob if self.ahead else 0.0
@@ -338,25 +342,46 @@ class Decoder:
         row = int(frame.ends[-1] - frame.start)
         return budget.branches(row, len(self.ahead), sure, alone=alone)
 
+    def _try(self, count: int) -> None:
+        """Leave so many of the lookaheads, and of the rows of the frame that is open."""
+        assert self._opened is not None
+        frame, eos = self._opened
+        if frame is not None and count < len(self.ahead):
+            rows = [*range(count), -1]
+            blocks = frame.blocks[rows]
+            frame = replace(
+                frame,
+                blocks=blocks,
+                ends=frame.ends[rows],
+                may_force=frame.may_force[rows, : blocks.max()],
+            )
+            self._opened = frame, [*eos[:count], eos[-1]]
+        self.ahead = self.ahead[:count]
+
     def _brought(
-        self, rows: list[int], plan: Plan, stats: Stats, frame: Frame, view: slice
+        self, rows: list[int], plan: Plan, stats: Stats, frame: Frame, view: slice, ends: BoolArray
     ) -> list[int]:
-        """Tokens that each row would bring as the winner, less those behind an end of text."""
-        masks, token = plan.wanted[rows, view], stats.token[rows, view]
+        """Tokens that each row would bring as the winner, less those behind an end of text.
+
+        ends: [R, N] where the predicted token is one.
+        """
+        masks = plan.wanted[rows, view]
         if self.config.window == "pipeline":  # every row at once
             passed = masks & (stats.max_prob[rows, view] > np.float32(self.config.threshold))
             shape = (len(rows), -1, self.window.size)
-            stuck = ~passed.reshape(shape).any(axis=2) & masks.reshape(shape).any(axis=2)
+            stuck = masks.reshape(shape).any(axis=2) & ~passed.reshape(shape).any(axis=2)
             forced = (stuck & frame.may_force[rows]).sum(axis=1)
         else:
             fills = [self._fill(self._cells(r, plan, stats, frame, view), frame) for r in rows]
             passed = np.stack([filled.chosen.ravel() for filled in fills])
             forced = np.zeros(len(rows), np.int64)
-        ends = self._ends(np.where(passed, token, plan.rows[rows, view]))
-        behind = np.cumsum(ends, axis=1) - ends > 0
-        found = (passed & ~behind).sum(axis=1) + forced + (np.array(rows) < len(self.ahead))
-        brought: list[int] = found.tolist()
-        return brought
+        over = passed & ends[rows]
+        if any(self._eos_rows):  # some are there already
+            over |= self._ends(plan.rows[rows, view])
+        if over.any():
+            passed = passed & (np.cumsum(over, axis=1) - over == 0)
+        found = (passed.sum(axis=1) + forced).tolist()
+        return [count + (row < len(self.ahead)) for row, count in zip(rows, found, strict=True)]
 
     def _cells(self, row: int, plan: Plan, stats: Stats, frame: Frame, view: slice) -> fill.Cells:
         """What the fill rule sees of a row: its blocks that may be filled."""

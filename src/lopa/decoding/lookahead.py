@@ -68,7 +68,12 @@ def score(
         passed = masks & ~ends & (max_prob > np.float32(config.threshold))
         fills: Scores = np.where(passed, max_prob, 0.0).sum(axis=1, dtype=np.float64)
         sure = np.array([a.max_prob for a in ahead])
-        fills[: len(ahead)] = sure**config.creation_weight * (1.0 + fills[: len(ahead)])
+        # The lookahead token itself counts among rivals. A branch that has none would nearly always
+        # win by it, right or wrong (docs/results.md): it has to bring more than the anchor without.
+        own = 1.0 if len(ahead) > 1 else 0.0
+        fills[: len(ahead)] = sure**config.creation_weight * (own + fills[: len(ahead)])
+        if len(ahead) == 1 and fills[0] <= fills[1]:
+            fills[0] = np.nextafter(fills[1], -1.0)
         return fills
     scores = np.where(counts > 0, scores, NO_MASK_SCORE)
     weight = config.creation_weight
@@ -76,6 +81,16 @@ def score(
         creation = np.array([*(a.confidence for a in ahead), 1.0])  # the anchor places nothing
         scores = weight * creation + (1 - weight) * scores
     return scores
+
+
+def wins_alone(scores: Scores, ahead: list[Lookahead], config: DecodeConfig) -> bool | None:
+    """Whether the first of several branches would also win with no rival but the anchor.
+
+    None where that is as the scores say.
+    """
+    if config.score != "fills" or len(ahead) < 2:
+        return None
+    return bool(scores[0] - ahead[0].max_prob ** config.creation_weight > scores[-1])
 
 
 def select(scores: Scores) -> int:

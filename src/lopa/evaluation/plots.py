@@ -13,6 +13,7 @@ Report = Mapping[str, Any]
 
 # A place of its own: finding the best one takes long enough on a busy machine to be warned about.
 LEGEND: dict[str, Any] = {"fontsize": 8, "loc": "lower right"}
+MOST_INSIDE = 5  # curves whose names have room inside a picture
 
 
 def require_plots() -> Any:
@@ -86,7 +87,11 @@ def tradeoff(report: Report) -> Any:
     part.set_ylabel(f"accuracy, % (numbers: {axis})")
     part.set_xlim(left=0)
     part.grid(alpha=0.3)
-    part.legend(**LEGEND)
+    if len(report["curves"]) > MOST_INSIDE:
+        figure.set_figwidth(9.5)
+        part.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    else:
+        part.legend(**LEGEND)
     return figure
 
 

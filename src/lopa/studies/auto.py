@@ -1,14 +1,15 @@
 """Does `auto` with the quality guard trade accuracy for tokens per forward better than a fixed k?
 
 One curve along the threshold for each fixed k as published, and for auto as published, without
-lookaheads that end the text, and with another score. The AUP of a curve is its score.
+lookaheads that end the text, and as it is by default (so, and with another score); one for as many
+branches as auto may take by default, to tell the two apart. The AUP of a curve is its score.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from lopa.config import PAPER
+from lopa.config import PAPER, USUAL
 from lopa.evaluation import plots
 from lopa.evaluation.sample import figures
 from lopa.evaluation.sweep import curves, of_curve
@@ -22,14 +23,10 @@ NO_END = {**PAPER, "lookahead_eos": False}
 ARMS: dict[str, dict[str, Any]] = {
     "D2F": {**PAPER, "branches": 0},
     **{f"k = {k}, as published": {**PAPER, "branches": k} for k in FIXED},
+    "k = 15, by default": {**USUAL, "branches": 15},  # auto's most, every round
     "auto, as published": {**PAPER, **AUTO},
     "auto, not at an end of text": {**NO_END, **AUTO},
-    "auto, not at an end of text, score fills (α 0.5)": {
-        **NO_END,
-        **AUTO,
-        "score": "fills",
-        "creation_weight": 0.5,
-    },
+    "auto, by default": {**USUAL, **AUTO},
 }
 
 
@@ -87,7 +84,9 @@ def table(findings: Findings) -> Table:
 
 def best_fixed(findings: Findings) -> str:
     by = _by_arm(findings)
-    return max((name for name in by if name.startswith("k = ")), key=by.__getitem__)
+    published = [name for name in by if ARMS[name] == {**PAPER, "branches": ARMS[name]["branches"]}]
+    fixed = [name for name in published if isinstance(ARMS[name]["branches"], int)]
+    return max(fixed, key=by.__getitem__)
 
 
 def reading(findings: Findings) -> str:
@@ -96,7 +95,7 @@ def reading(findings: Findings) -> str:
     said = "; ".join(
         f"{name} {by[name]:.0f} ({times(by[name], by[best])})"
         for name, options in ARMS.items()
-        if options["branches"] == "auto" and name in by
+        if name != best and options["branches"] not in (0, *FIXED) and name in by
     )
     thresholds = ", ".join(f"{t:g}" for t in findings["compared"])
     return (

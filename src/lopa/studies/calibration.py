@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from lopa.config import ScoreName
+from lopa.config import DecodeConfig, ScoreName
 from lopa.evaluation import plots
 from lopa.evaluation.aup import weighed
 from lopa.evaluation.sample import Sample, figures
@@ -24,18 +24,18 @@ from lopa.studies.study import Findings, Setting, Study, Table
 
 SCORES: tuple[ScoreName, ...] = get_args(ScoreName)
 FLOORS = (0.1, 0.2, 0.3, 0.5)
-ALPHA = 0.5
-WEIGHED = f"fills, α {ALPHA:g}"
+UNWEIGHED = "fills, α 0"
 
 
 def run(study: Study) -> Findings:
     free = {"lookahead_floor": 0.0}
     plain = Setting("no lookahead", {"branches": 0})
-    seen = Setting("mean", {**free, "score": "mean"}, "observed")
-    others = [Setting(name, {**free, "score": name}) for name in SCORES if name != "mean"]
-    weighed_fills = Setting(WEIGHED, {**free, "score": "fills", "creation_weight": ALPHA})
-    floors = [Setting(f"floor {f:g}", {"score": "mean", "lookahead_floor": f}) for f in FLOORS]
-    samples = study.decode([plain, seen, *others, weighed_fills, *floors])
+    by_score = {name: free | _scored_by(name) for name in SCORES}
+    seen = Setting("mean", by_score["mean"], "observed")
+    others = [Setting(name, by_score[name]) for name in SCORES if name != "mean"]
+    unweighed = Setting(UNWEIGHED, {**by_score["fills"], "creation_weight": 0.0})
+    floors = [Setting(f"floor {f:g}", {**by_score["mean"], "lookahead_floor": f}) for f in FLOORS]
+    samples = study.decode([plain, seen, *others, unweighed, *floors])
     found = {name: figures(some) for name, some in samples.items()}
     notes = [sample.notes for sample in samples["mean"] if sample.notes is not None]
     by_floor = {"0": found["mean"]}
@@ -44,11 +44,16 @@ def run(study: Study) -> Findings:
         "rounds": sum(sample.rounds for sample in samples["mean"]),
         "plain": found["no lookahead"],
         "scores": {name: _predicts(name, notes) | {"decoded": found[name]} for name in SCORES},
-        "weighed": found[WEIGHED],
+        "unweighed": found[UNWEIGHED],
         "floors": by_floor,
         "placed": _placed(samples["mean"]),
         "guard": guard(by_floor, found["no lookahead"]),
     }
+
+
+def _scored_by(name: ScoreName) -> dict[str, Any]:
+    """A score with its own usual weight of the lookahead token."""
+    return {"score": name, "creation_weight": DecodeConfig(score=name).creation_weight}
 
 
 def guard(by_floor: Mapping[str, Any], plain: Mapping[str, Any]) -> float:
@@ -112,7 +117,7 @@ def table(findings: Findings) -> Table:
     for name, f in findings["scores"].items():
         told = (number(f[key]) for key in ("within", "of_best", "ahead"))
         rows.append((f"score {name}", *told, *_decoded(f["decoded"])))
-    rows.append((f"score {WEIGHED}", "", "", "", *_decoded(findings["weighed"])))
+    rows.append((f"score {UNWEIGHED}", "", "", "", *_decoded(findings["unweighed"])))
     for floor, f in findings["floors"].items():
         if float(floor):
             rows.append((f"floor {floor}", "", "", "", *_decoded(f)))
@@ -125,11 +130,14 @@ def _decoded(figures: Mapping[str, Any]) -> tuple[str, str]:
 
 def reading(findings: Findings) -> str:
     scores = findings["scores"]
-    mean, fills, weighed_ = scores["mean"], scores["fills"], findings["weighed"]
+    mean, fills = scores["mean"], scores["fills"]
     base = mean["decoded"]
     said = ", ".join(
         f"{name} {times(f['tpf'], base['tpf'])} ({points(f['accuracy'], base['accuracy'])})"
-        for name, f in (*((n, scores[n]["decoded"]) for n in SCORES[1:]), (WEIGHED, weighed_))
+        for name, f in (
+            *((n, scores[n]["decoded"]) for n in SCORES[1:]),
+            (UNWEIGHED, findings["unweighed"]),
+        )
     )
     guarded, free = findings["floors"][f"{findings['guard']:g}"], findings["floors"]["0"]
     found = (
@@ -142,7 +150,8 @@ def reading(findings: Findings) -> str:
     return (
         "The paper's `mean` ranks the branches of a round by what they bring now with a mean rank "
         f"correlation of {number(mean['within'])}, and its choice brings {number(mean['of_best'])} "
-        f"of what the best would; `fills` counts just that: {number(fills['within'])} and "
+        f"of what the best would; `fills`, which counts them and weighs the lookahead token: "
+        f"{number(fills['within'])} and "
         f"{number(fills['of_best'])}. Of the round after they tell {number(mean['ahead'])} and "
         f"{number(fills['ahead'])}. TPF of decoding with each, against `mean`, and points of "
         f"accuracy: {said}. {found}"

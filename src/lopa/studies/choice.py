@@ -84,6 +84,7 @@ def _compare(
     seconds = np.array([[sum(map(cost, one.forwarded)) for one in some] for some in there])
     rounds = np.array([sum(one.rounds for one in some) for some in there])
     tried = np.array([sum(map(sum, (one.branches for one in some))) for some in there])
+    right = [sum(one.correct for one in some) / len(some) for some in there]
     speed = tokens.sum(axis=1) / seconds.sum(axis=1)
     best = int(speed[:-1].argmax())
     return {
@@ -94,21 +95,21 @@ def _compare(
         "interval": interval(tokens[[best, -1]], seconds[[best, -1]], seed),
         "settings": {
             key: {"tokens_per_second": speed[i], "tpf": tokens[i].sum() / rounds[i],
-                  "branches": tried[i] / rounds[i]}
+                  "branches": tried[i] / rounds[i], "accuracy": right[i]}
             for i, key in enumerate(settings)
         },
     }  # fmt: skip
 
 
 def table(findings: Findings) -> Table:
-    heads = ("a round costs as on", *(f"k = {k}" for k in AUTO_BRANCHES), "auto",
-             "branches a round", "auto / best fixed")  # fmt: skip
+    fixed = [f"k = {k}" for k in AUTO_BRANCHES]
+    heads = ("a round costs as on", *fixed, "auto", "branches a round", "auto / best fixed")
     rows = []
     for found in findings["costs"]:
         low, high = found["interval"]
         by = found["settings"]
         speeds = [
-            f"{by[key]['tokens_per_second']:.0f}" if key in by else ""
+            f"{by[key]['tokens_per_second']:.0f}, {by[key]['accuracy']:.0%}" if key in by else ""
             for key in (*map(str, AUTO_BRANCHES), "auto")
         ]
         ratio = f"{found['ratio']:.3f} ({low:.3f} … {high:.3f})"
@@ -123,8 +124,8 @@ def reading(findings: Findings) -> str:
         for f in findings["costs"]
     ]
     return (
-        "Tokens a second by the cost of the rounds alone; of `auto`, against the best fixed number "
-        f"there: {'; '.join(said) or 'not measured'}."
+        "Tokens a second by the cost of the rounds alone, and accuracy; of `auto`, against the "
+        f"best fixed number there: {'; '.join(said) or 'not measured'}."
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lopa.config import AUTO_BRANCHES
-from lopa.evaluation import plots
+from lopa.evaluation import plots, tasks
 from lopa.studies.study import Findings, Study, Table
 
 DRAWS = 2000
@@ -25,11 +25,13 @@ def run(study: Study) -> Findings:
     configs = {str(k): study.config(branches=k) for k in (*AUTO_BRANCHES, "auto")}
     fast = study.model.device.type != "cpu"
     warm = study.problems if fast else study.problems[:1]
-    _time(study, configs, warm, 0, 1)
+    _time(study, configs, warm, 0, 1, {})
     passes = PASSES if fast else 1
     times = np.zeros((4, len(configs), len(study.problems)))  # tokens, seconds, rounds, branches
+    texts: dict[tuple[str, int], str] = {}  # by setting and problem; every pass makes the same
     for turn in range(passes):
-        times += _time(study, configs, study.problems, turn, passes)
+        times += _time(study, configs, study.problems, turn, passes, texts)
+    right = {key: tasks.score(study.problems[key[1]], text) for key, text in texts.items()}
     tokens, seconds, rounds, tried = times
     speed = tokens.sum(axis=1) / seconds.sum(axis=1)
     return {
@@ -41,6 +43,8 @@ def run(study: Study) -> Findings:
                 "tpf": tokens[row].sum() / rounds[row].sum(),
                 "round_ms": 1e3 * seconds[row].sum() / rounds[row].sum(),
                 "branches": tried[row].sum() / rounds[row].sum(),
+                "accuracy": sum(ok for (of, _), ok in right.items() if of == name)
+                / len(study.problems),
                 "auto": speed[-1] / speed[row],
                 "interval": interval(tokens[[row, -1]], seconds[[row, -1]], study.seed),
             }
@@ -49,8 +53,15 @@ def run(study: Study) -> Findings:
     }
 
 
-def _time(study: Study, configs: Any, problems: Any, turn: int, passes: int) -> Any:
-    """One pass: [what is counted, settings, problems]."""
+def _time(
+    study: Study,
+    configs: Any,
+    problems: Any,
+    turn: int,
+    passes: int,
+    texts: dict[tuple[str, int], str],
+) -> Any:
+    """One pass: [what is counted, settings, problems]. Nothing is scored in between."""
     found = np.zeros((4, len(configs), len(problems)))
     names = list(configs)
     for number, problem in enumerate(problems):
@@ -59,6 +70,7 @@ def _time(study: Study, configs: Any, problems: Any, turn: int, passes: int) -> 
             output = study.model.generate(problem.prompt, configs[names[row]])
             tried = sum(len(r.branches) - 1 for r in output.trace.rounds)
             found[:, row, number] = output.tokens, output.seconds, output.rounds, tried
+            texts[names[row], number] = output.text
         study.progress(turn * len(problems) + number + 1, passes * len(problems))
     return found
 
@@ -82,11 +94,13 @@ def best_fixed(findings: Findings) -> str:
 
 
 def table(findings: Findings) -> Table:
-    heads = ("branches", "tried a round", "TPF", "ms a round", "tokens/s", "auto / this")
+    heads = ("branches", "tried a round", "accuracy", "TPF", "ms a round", "tokens/s",
+             "auto / this")  # fmt: skip
     return heads, [
         (
             name,
             f"{f['branches']:.1f}",
+            f"{f['accuracy']:.0%}",
             f"{f['tpf']:.2f}",
             f"{f['round_ms']:.2f}",
             f"{f['tokens_per_second']:.1f}",

@@ -77,7 +77,8 @@ class Observed(Variant):
             ).tolist()
             for name, config in self._configs.items()
         }
-        brought = self._brought(list(range(len(plan.rows))), plan, stats, frame, view)
+        ends = self._ends(stats.token[:, view])
+        brought = self._brought(list(range(len(plan.rows))), plan, stats, frame, view, ends)
         placed = [*(ahead.max_prob for ahead in self.ahead), None]
         winner = super().choose(stats)
         self.notes["scores"].append(found)
