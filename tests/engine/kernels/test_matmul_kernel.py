@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lopa.engine.kernels.matmul import Tiling, scaled_matmul, splits_for, tiling
+from lopa.engine.kernels.matmul import Tiling, fitted, scaled_matmul, splits_for, tiling
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -50,6 +50,16 @@ def test_splits_of_the_inner_axis(rows: int, inner: int, splits: int) -> None:
 )
 def test_splits_fill_the_device(rows: int, columns: int, inner: int, splits: int) -> None:
     assert splits_for(rows, columns, inner, tiling(rows, columns)) == splits
+
+
+@pytest.mark.parametrize("rows", [64, 256, 512])
+@pytest.mark.parametrize("columns", [3584, 37888])
+def test_stages_go_by_the_shared_memory(rows: int, columns: int) -> None:
+    tile = tiling(rows, columns)
+    assert fitted(tile, 226 * 1024) == tile  # an H200
+    small = fitted(tile, 98 * 1024)  # a GPU for desks
+    assert 2 <= small.stages < tile.stages or small == tile
+    assert (tile.rows + tile.columns) * tile.inner * small.stages <= 98 * 1024
 
 
 def test_refuses_to_split_too_many_tiles() -> None:

@@ -7,6 +7,7 @@ the last of them to come to a tile adds up what the others left, always in the s
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -110,6 +111,12 @@ def tiling(rows: int, columns: int) -> Tiling:
     return Tiling(128, 128, 128, warps=8, stages=4)
 
 
+def fitted(tile: Tiling, shared: int) -> Tiling:
+    """With as many stages as the shared memory of a multiprocessor holds; values are bytes."""
+    stage = (tile.rows + tile.columns) * tile.inner
+    return tile._replace(stages=max(1, min(tile.stages, shared // stage)))
+
+
 def splits_for(rows: int, columns: int, inner: int, tile: Tiling) -> int:
     """So many programs share a tile that the device is full, each with enough to do."""
     tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns)
@@ -131,7 +138,7 @@ def scaled_matmul(
     splits: int | None = None,
 ) -> Tensor:
     (rows, inner), columns = x.shape, w.shape[0]
-    tile = tile or tiling(rows, columns)
+    tile = fitted(tile or tiling(rows, columns), _shared_memory(x.device))
     splits = splits or splits_for(rows, columns, inner, tile)
     share = triton.cdiv(triton.cdiv(inner, tile.inner), splits) * tile.inner
     splits = triton.cdiv(inner, share)  # none is left without a share
@@ -169,6 +176,15 @@ def scaled_matmul(
         num_stages=tile.stages,
     )
     return out
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a program may have, less what Triton keeps for itself."""
+    if device.type != "cuda":  # Triton's interpreter
+        return 1 << 20
+    found: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return found - 1024
 
 
 def _counters(device: torch.device, tiles: int) -> Tensor:
