@@ -33,7 +33,7 @@ study=(env TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 "${lopa[@]}" study)
 seven=(--model dummy:dream-7b --dtype bfloat16 --json)
 for part in $parts; do
     case $part in
-    checks) measure kernels.txt "$python" benchmarks/kernels.py --checks-only ;;
+    checks) measure checks.txt "$python" benchmarks/kernels.py --checks-only ;;
     rounds)
         for kind in bf16 fp8 int8; do
             with=(--quantize $kind)

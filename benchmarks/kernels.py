@@ -14,6 +14,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
+from importlib.resources import files
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from lopa.engine.kernels.attention import TILE, Rows, attend
 from lopa.engine.kernels.confidence import RANKINGS, confidence
 from lopa.engine.kernels.matmul import scaled_matmul
 from lopa.engine.pages import PAGE
+from lopa.engine.products import products_on, table_of
 from lopa.engine.quantize import KINDS, QuantizedLinear
 from lopa.engine.scaled import quantise
 from lopa.engine.statistics import statistics as plain_statistics
@@ -145,6 +147,53 @@ def check_products(device: Any) -> dict[str, float]:
             )
             worst[f"our product {name}, {tokens} tokens, against itself"] = error(ours, back)
     return worst
+
+
+def check_splits(device: Any) -> dict[str, float]:
+    """Products whose inner axis is split, over and over in a graph: always the same bits."""
+    differing, wrong = 0.0, 0.0
+    for tokens in (64, 128, 256):
+        for kind in KINDS.values():
+            x = quantise(torch.randn(tokens, 18944, device=device), kind)
+            w = quantise(torch.randn(3584, 18944, device=device), kind)
+            first = scaled_matmul(*x, *w, None, torch.bfloat16)
+            plain = (x.values.double() @ w.values.double().T) * x.scale * w.scale.T
+            wrong = max(wrong, error(first, plain))
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                again = [scaled_matmul(*x, *w, None, torch.bfloat16) for _ in range(20)]
+            for _ in range(10):
+                graph.replay()
+                torch.cuda.synchronize()
+                differing += sum(not torch.equal(one, first) for one in again)
+    return {"split products: against fp64": wrong, "split products: differing": differing}
+
+
+def check_table(device: Any) -> dict[str, float]:
+    """Products by the table of this device, each with two biases in one graph where it has one."""
+    products = products_on(device)
+    worst = 0.0
+    for shape in products.table:
+        weight = torch.randn(shape.columns, shape.inner, device=device).bfloat16()
+        x = torch.randn(shape.tokens, shape.inner, device=device).bfloat16()
+        biases = [
+            torch.randn(shape.columns, device=device).bfloat16() if shape.bias else None
+            for _ in range(2)
+        ]
+        products(x, weight, biases[0])
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = [products(x, weight, bias) for bias in biases]
+        graph.replay()
+        for ours, bias in zip(found, biases, strict=True):
+            wide = None if bias is None else bias.float()
+            worst = max(worst, error(ours, F.linear(x.float(), weight.float(), wide)))
+    known = json.loads(files("lopa.engine").joinpath("products.json").read_text())
+    name = torch.cuda.get_device_name(device)
+    version = products.library.version if products.library else 0
+    left_out = len(table_of(known, name, version)) - len(products.table)
+    return {"products by table": worst, "products by table: left out": float(left_out)}
 
 
 def check_rounds(device: Any) -> dict[str, float]:
@@ -308,7 +357,15 @@ def main() -> None:
     device = torch.device("cuda")
     torch.manual_seed(0)
     worst: dict[str, float] = {}
-    checks = (check_attention, check_pointwise, check_products, check_confidence, check_rounds)
+    checks = (
+        check_attention,
+        check_pointwise,
+        check_products,
+        check_splits,
+        check_table,
+        check_confidence,
+        check_rounds,
+    )
     for check in checks:
         worst |= check(device)
         print(f"{check.__name__}: done", flush=True)

@@ -1,11 +1,13 @@
 """Which algorithm of the library is the fastest for each product of a model: the engine's table.
 
-    python benchmarks/products.py [--model dream-7b] [--tokens 64,128,256,512] [--seconds 4]
+    python benchmarks/products.py [--model dream-7b] [--tokens 64,96,128,192,256,384,512,1024] \\
+        [--header cublasLt.h --seconds 4]
 
-Tries what cublasLt proposes, then, for the seconds given, what its algorithms can be set to, those
-first that keep all multiprocessors busy. Each is timed in a graph over weights that do not fit in
-the cache; the best few once more, in turn with torch's own choice. One that is at least 1.5 %
-faster goes into src/lopa/engine/products.json, beside what other devices and versions have there.
+Tries what cublasLt proposes, then, given the header that names its tiles, for some seconds a shape
+what its algorithms can be set to, those first that keep all multiprocessors busy. Each is timed in
+a graph over weights that do not fit in the cache; the best few once more, in turn with torch's own
+choice. One that is at least 1.5 % faster goes into src/lopa/engine/products.json, beside what other
+devices and versions have there.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import json
 import math
 import re
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -193,13 +196,17 @@ def tile_sizes(header: Path | None) -> dict[int, tuple[int, int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="dream-7b")
-    parser.add_argument("--tokens", default="64,128,256,512")
-    parser.add_argument("--seconds", type=float, default=4.0, help="for a shape, beyond proposals")
+    parser.add_argument("--tokens", default="64,96,128,192,256,384,512,1024")
+    parser.add_argument("--seconds", type=float, help="for a shape, beyond proposals (4)")
     parser.add_argument("--header", type=Path, help="cublasLt.h, which names the tiles")
     parser.add_argument("--table", type=Path, default=TABLE)
     options = parser.parse_args()
+    if options.seconds is not None and options.header is None:
+        parser.error("--seconds needs --header, which names the tiles to try")
     torch.manual_seed(0)
-    library = Searched(torch.device("cuda"))
+    library = Searched.on(torch.device("cuda"))
+    if library is None:
+        sys.exit("torch has cublasLt inside: there is nothing to choose from")
     device = torch.cuda.get_device_name()
     tiles = tile_sizes(options.header)
     known = json.loads(options.table.read_text()) if options.table.exists() else []
@@ -209,7 +216,7 @@ def main() -> None:
         entry = here | {"products": []}
         known.append(entry)
     for shape in shapes_of(options.model, [int(t) for t in options.tokens.split(",")]):
-        line = search(library, shape, options.seconds, tiles)
+        line = search(library, shape, options.seconds or 4.0, tiles)
         print(json.dumps({k: v for k, v in line.items() if k != "algorithm"}), flush=True)
         others = [p for p in entry["products"] if p["shape"] != line["shape"]]
         if "algorithm" in line:

@@ -1,11 +1,10 @@
-"""Studies and sweeps in the docs: tables, readings and pictures, from what the commands wrote.
+"""Studies in the docs: tables, readings and pictures, from what the commands wrote.
 
     python benchmarks/studies_report.py docs/studies docs/results.md README.md
 
 Each FOLDER/NAME.json goes between the marks <!-- study FOLDER NAME --> and <!-- end -->, its
-reading alone between <!-- reading FOLDER NAME --> and <!-- end -->; the table of a sweep,
-FOLDER/report.json, between <!-- sweep FOLDER --> and <!-- end -->. Nothing between marks is written
-by hand. Pictures are drawn beside the figures.
+reading alone between <!-- reading FOLDER NAME --> and <!-- end -->. Nothing between marks is
+written by hand. Pictures are drawn beside the figures.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lopa.evaluation.page import HEADS, rows
 from lopa.evaluation.plots import save
 from marks import put, table
 
@@ -27,10 +25,6 @@ def section(found: dict[str, Any], picture: str) -> str:
     reading = study.reading(found["findings"])
     shown = f"![{found['study']}]({picture})"
     return "\n".join([*lines, "", measured_on(found), "", reading, "", shown])
-
-
-def sweep(found: dict[str, Any]) -> str:
-    return "\n".join([*table(HEADS, rows(found)), "", measured_on(found)])
 
 
 def measured_on(found: dict[str, Any]) -> str:
@@ -45,10 +39,6 @@ def main() -> None:
     texts = {page: page.read_text(encoding="utf-8") for page in pages}
     for path in sorted(folder.glob("*/*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
-        if path.stem == "report":
-            mark = f"sweep {path.parent.name}"
-            texts = {page: put(text, mark, sweep(found)) for page, text in texts.items()}
-            continue
         study = import_module(f"lopa.studies.{found['study']}")
         picture = save(study.draw(found["findings"]), path.with_suffix(""))[0]
         name = f"{path.parent.name} {path.stem}"

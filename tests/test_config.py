@@ -133,6 +133,8 @@ def test_the_paper_in_general() -> None:
     usual = DecodeConfig()
     assert (usual.score, usual.creation_weight, usual.lookahead_eos) == ("fills", 0.5, False)
     assert DecodeConfig(score="mean").creation_weight == 0.0  # each score has its own
+    assert DecodeConfig.preset("gsm8k", score="fills").creation_weight == 0.5
+    assert DecodeConfig.preset("gsm8k", score="fills", creation_weight=0.1).creation_weight == 0.1
     parity = DecodeConfig(early_stop=False)
     assert (parity.score, parity.creation_weight, parity.lookahead_eos) == ("mean", 0.0, True)
     assert not DecodeConfig(early_stop=False, lookahead_eos=False).lookahead_eos

@@ -132,7 +132,7 @@ class DecodeConfig:
     lookahead_eos: bool = _OWN  # whether a lookahead may end the text, or look behind its end
 
     # False is parity with the published loops: decode on after the end of text, look ahead at ends
-    # of text, and cut max_new_tokens down to whole blocks without a word.
+    # of text, score by `mean`, and cut max_new_tokens down to whole blocks without a word.
     early_stop: bool = True
     stop: tuple[str, ...] = ()
     max_rounds: int | None = None
@@ -310,6 +310,8 @@ class DecodeConfig:
         if task not in PRESETS:
             raise ConfigError(f"no preset {task!r}: choose from {', '.join(PRESETS)}")
         published = {**_PUBLISHED, **PRESETS[task]}
+        if "score" in changes:  # another score has its own weight
+            del published["creation_weight"]
         if "decoder" in changes or "window" in changes:  # another decoder takes what it can use
             used = options_of(changes.get("decoder", "lopa"), changes.get("window"))
             kept = used | {"decoder", "max_new_tokens"}

@@ -29,7 +29,10 @@ FIELDS: dict[str, tuple[str, str]] = {
         "Share of the masks, least confident first, that mean averages",
     ),
     "score_window": ("Lookahead", "Masks in the sliding window of score window"),
-    "creation_weight": ("Lookahead", "α: weight of the lookahead token's own confidence"),
+    "creation_weight": (
+        "Lookahead",
+        "α: weight of the lookahead token's own confidence; 0 but with fills",
+    ),
     "lookahead_floor": ("Lookahead", "Least probability of a lookahead token"),
     "lookahead_eos": ("Lookahead", "Let a lookahead end the text, or look behind its end"),
     "early_stop": ("Stopping", "Stop at the end of text; without it, decode on as published"),

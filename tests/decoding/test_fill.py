@@ -109,6 +109,9 @@ def test_a_branch_without_rivals_must_bring_more_than_the_anchor(
     lone = [Lookahead(0, 0, sure, sure)]
     scores = lookahead.score(masks, masks.sum(axis=1), found, found, lone, 2, config, ends)
     assert (lookahead.select(scores) == 0) == wins
+    brought = sum(p for p in brings if p > 0.9)
+    if brought * sure**0.5 != pytest.approx(0.95):
+        assert scores[0] == pytest.approx(sure**0.5 * brought)  # what it is worth, won or lost
     assert scores[1] == pytest.approx(0.95)
     tie = found[[1, 1]]
     sure_of_it = [Lookahead(0, 0, 1.0, 1.0)]
@@ -128,6 +131,21 @@ def test_a_branch_without_rivals_must_bring_more_than_the_anchor(
         np.zeros((3, 2), bool),
     )
     assert scores[0] == pytest.approx(sure**0.5 * (1 + sum(p for p in brings if p > 0.9)))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whether_the_first_would_win_alone(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    found = rng.choice([0.3, 0.92, 0.97], (4, 6)).astype(np.float32)
+    masks, ends = rng.random((4, 6)) < 0.8, rng.random((4, 6)) < 0.1
+    ahead = [Lookahead(i, 0, 0.0, float(p)) for i, p in enumerate(rng.random(3))]
+    config = DecodeConfig(threshold=0.9)
+    scores = lookahead.score(masks, masks.sum(axis=1), found, found, ahead, 6, config, ends)
+    pair = [0, 3]
+    seen = masks[pair], masks[pair].sum(axis=1), found[pair], found[pair]
+    alone = lookahead.score(*seen, ahead[:1], 6, config, ends[pair])
+    assert lookahead.wins_alone(scores, ahead, config) == (lookahead.select(alone) == 0)
+    assert lookahead.wins_alone(scores, ahead, DecodeConfig(score="mean")) is None
 
 
 def test_spawn_ranks_and_keeps_the_floor() -> None:

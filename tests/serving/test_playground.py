@@ -133,3 +133,10 @@ def test_the_server_s_defaults_are_shown() -> None:
         assert variant["defaults"].get("branches", 3) == 3
         assert variant["defaults"]["max_new_tokens"] == 64
     assert [c["decoder"] for c in info["contestants"]] == ["d2f", "lopa", "lopa"]
+
+
+def test_another_score_than_the_server_s_is_shown_with_its_own_weight() -> None:
+    usual = DecodeConfig(score="mean", branches=3).settings()
+    info = describe("other", {"settings": usual, "decoders": ["lopa"]})
+    weights = {v["score"]: v["defaults"]["creation_weight"] for v in info["variants"]}
+    assert weights == {"mean": 0.0, "window": 0.0, "segment": 0.0, "fills": 0.5}

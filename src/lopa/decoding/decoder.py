@@ -376,8 +376,9 @@ class Decoder:
             passed = np.stack([filled.chosen.ravel() for filled in fills])
             forced = np.zeros(len(rows), np.int64)
         over = passed & ends[rows]
-        if any(self._eos_rows):  # some are there already
-            over |= self._ends(plan.rows[rows, view])
+        if any(self._eos_rows):  # some are there already; those of a prompt are none
+            new = np.arange(plan.start + view.start, plan.start + view.stop) >= self.prompt
+            over |= self._ends(plan.rows[rows, view]) & new
         if over.any():
             passed = passed & (np.cumsum(over, axis=1) - over == 0)
         found = (passed.sum(axis=1) + forced).tolist()

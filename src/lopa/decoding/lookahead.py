@@ -72,7 +72,7 @@ def score(
         # win by it, right or wrong (docs/results.md): it has to bring more than the anchor without.
         own = 1.0 if len(ahead) > 1 else 0.0
         fills[: len(ahead)] = sure**config.creation_weight * (own + fills[: len(ahead)])
-        if len(ahead) == 1 and fills[0] <= fills[1]:
+        if len(ahead) == 1 and fills[0] == fills[1]:  # a tie is the anchor's here
             fills[0] = np.nextafter(fills[1], -1.0)
         return fills
     scores = np.where(counts > 0, scores, NO_MASK_SCORE)
@@ -94,7 +94,10 @@ def wins_alone(scores: Scores, ahead: list[Lookahead], config: DecodeConfig) -> 
 
 
 def select(scores: Scores) -> int:
-    """The first maximum: ties go to the best-ranked lookahead, last of all to the anchor."""
+    """The first maximum: ties go to the best-ranked lookahead, last of all to the anchor.
+
+    `score` has seen to it that a branch without rivals has no ties by `fills`.
+    """
     return int(scores.argmax())
 
 

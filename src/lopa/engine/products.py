@@ -1,6 +1,7 @@
 """Matrix products in bf16 by the algorithm that was the fastest in a trial on such a device.
 
-The library has many for one shape and proposes one; on an H200 another is up to a tenth faster.
+The library has many for one shape and proposes one; on an H200 another is often faster, by up to a
+fifth (benchmarks/engine.md).
 Trying them at run time would make an answer depend on the noise of the trial, so the choice is a
 table that belongs to the package (`products.json`, made by `benchmarks/products.py`). Shapes,
 devices and versions of the library that it does not know go by torch's own choice.
@@ -13,7 +14,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -56,11 +57,10 @@ class _Found(ctypes.Structure):
 
 
 class Library:
-    """The few calls of cublasLt that a product takes. torch has loaded it already."""
+    """The few calls of cublasLt that a product takes, for one thread and one stream a device."""
 
-    def __init__(self, device: torch.device) -> None:
-        torch.zeros(8, 8, device=device) @ torch.zeros(8, 8, device=device)  # so that it is there
-        self._calls = ctypes.CDLL(_loaded("libcublasLt.so"))
+    def __init__(self, path: str, device: torch.device) -> None:
+        self._calls = ctypes.CDLL(path)
         self._calls.cublasLtGetVersion.restype = ctypes.c_size_t
         self.version = int(self._calls.cublasLtGetVersion())
         self._handle = ctypes.c_void_p()
@@ -68,6 +68,13 @@ class Library:
         self._workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
         self._one, self._zero = ctypes.c_float(1), ctypes.c_float(0)
         self._described: dict[Shape, tuple[ctypes.c_void_p, ...]] = {}
+
+    @classmethod
+    def on(cls, device: torch.device) -> Self | None:
+        """None where torch has it inside."""
+        torch.zeros(8, 8, device=device) @ torch.zeros(8, 8, device=device)  # so that it is loaded
+        path = _loaded("libcublasLt.so")
+        return cls(path, device) if path else None
 
     def proposals(self, shape: Shape, most: int = 64) -> list[Algorithm]:
         """What the library would take, the first of them first."""
@@ -168,7 +175,7 @@ class Products:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         algorithm = self.table.get(Shape.of(x, weight, bias))
-        if algorithm is None or x.dtype is not torch.bfloat16:
+        if algorithm is None or x.dtype is not torch.bfloat16 or not weight.is_contiguous():
             return F.linear(x, weight, bias)
         assert self.library is not None  # or the table would be empty
         return self.library.linear(x.contiguous(), weight, bias, algorithm)
@@ -181,10 +188,8 @@ def products_on(device: torch.device) -> Products:
         return Products({}, None)
     known = json.loads(files("lopa.engine").joinpath("products.json").read_text())
     name = torch.cuda.get_device_name(device)
-    if name not in {entry["device"] for entry in known}:
-        return Products({}, None)
-    library = Library(device)
-    return Products(table_of(known, name, library.version), library)
+    library = Library.on(device) if name in {entry["device"] for entry in known} else None
+    return Products(table_of(known, name, library.version) if library else {}, library)
 
 
 def table_of(known: list[dict[str, Any]], device: str, version: int) -> dict[Shape, Algorithm]:
@@ -196,7 +201,8 @@ def table_of(known: list[dict[str, Any]], device: str, version: int) -> dict[Sha
     }
 
 
-def _loaded(name: str) -> str:
-    """The path of a library that this process has loaded."""
-    with open("/proc/self/maps") as maps:
-        return next(line.split()[-1] for line in maps if name in line)
+def _loaded(name: str) -> str | None:
+    """The path of a library that this process has loaded, if it is a file of its own."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        paths = (line.rstrip("\n").split(maxsplit=5)[5] for line in maps if name in line)
+        return next(paths, None)

@@ -89,7 +89,8 @@ def _field(name: str, decoders: list[str]) -> dict[str, Any]:
 
 def _variants(usual: Mapping[str, Any], decoders: list[str]) -> list[dict[str, Any]]:
     """For every combination that decides which options there are: their names and defaults."""
-    plain = DecodeConfig(decoder=usual["decoder"], window=_window(usual)).settings()
+    own = {"decoder": usual["decoder"], "window": _window(usual), "score": usual.get("score")}
+    plain = DecodeConfig(**own).settings()  # a score has defaults of its own
     changed = {n: v for n, v in usual.items() if n != "decoder" and v != plain.get(n)}
     found = []
     for decoder in decoders:
