@@ -4,7 +4,8 @@
 #     bash benchmarks/gpu.sh OUT [checks|rounds|together|precision|speed|auto|branches|floors|ablation …]
 #
 # Parts that are not named are left out; without a name all of them run. What a part has decoded
-# before (precision, auto, branches, floors, ablation) is not decoded again if OUT has it. LIMIT: seconds for each command.
+# before (precision, auto, branches, floors, ablation) is not decoded again if OUT has it. LIMIT:
+# seconds for each command.
 set -uo pipefail
 out=${1:?where do the files go?}
 shift
@@ -28,8 +29,16 @@ measure() { # FILE COMMAND…: standard output to the file, seconds and success 
 }
 
 lopa=("$python" -m lopa)
-# Studies of answers, not of time: products in TF32, several processes.
-study=(env TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 "${lopa[@]}" study)
+
+answers() { # STUDY SUFFIX OPTIONS…: of both tasks; not of time, so in TF32 and several processes
+    local study=$1 suffix=$2
+    shift 2
+    for task in functions words; do
+        measure "${study}_$task.txt" env TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 "${lopa[@]}" \
+            study "$study" --task $task --batch-size 64 "$@" --out "$out/$task$suffix"
+    done
+}
+
 seven=(--model dummy:dream-7b --dtype bfloat16 --json)
 for part in $parts; do
     case $part in
@@ -58,30 +67,9 @@ for part in $parts; do
                 --out "$out/$task-h200"
         done
         ;;
-    auto)
-        for task in functions words; do
-            measure auto_$task.txt "${study[@]}" auto --task $task --limit 500 \
-                --batch-size 64 --workers 6 --out "$out/$task"
-        done
-        ;;
-    branches)
-        for task in functions words; do
-            measure branches_$task.txt "${study[@]}" branches --task $task --limit 500 \
-                --batch-size 64 --workers 6 --out "$out/$task"
-        done
-        ;;
-    floors)
-        for task in words functions; do
-            measure floors_$task.txt "${study[@]}" calibration --task $task --limit 250 --seed 1 \
-                --batch-size 64 --workers 2 --out "$out/$task-guard"
-        done
-        ;;
-    ablation)
-        for task in words functions; do
-            measure ablation_$task.txt "${study[@]}" ablation --task $task --limit 250 --seed 1 \
-                --batch-size 64 --workers 2 --out "$out/$task-ablation"
-        done
-        ;;
+    auto | branches) answers $part "" --limit 500 --workers 6 ;;
+    floors) answers calibration -guard --limit 250 --seed 1 --workers 2 ;;
+    ablation) answers ablation -ablation --limit 250 --seed 1 --workers 2 ;;
     *)
         echo "no part $part" >&2
         exit 2

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Callable
-from importlib.resources import files
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from graph_time import microseconds
 from lopa import LLM, DecodeConfig
 from lopa.engine.attention import Span, reference_batch, sdpa_batch
 from lopa.engine.kernels import pointwise
@@ -28,7 +27,7 @@ from lopa.engine.kernels.attention import TILE, Rows, attend
 from lopa.engine.kernels.confidence import RANKINGS, confidence
 from lopa.engine.kernels.matmul import scaled_matmul
 from lopa.engine.pages import PAGE
-from lopa.engine.products import products_on, table_of
+from lopa.engine.products import known, products_on, table_of
 from lopa.engine.quantize import KINDS, QuantizedLinear
 from lopa.engine.scaled import quantise
 from lopa.engine.statistics import statistics as plain_statistics
@@ -189,10 +188,9 @@ def check_table(device: Any) -> dict[str, float]:
         for ours, bias in zip(found, biases, strict=True):
             wide = None if bias is None else bias.float()
             worst = max(worst, error(ours, F.linear(x.float(), weight.float(), wide)))
-    known = json.loads(files("lopa.engine").joinpath("products.json").read_text())
     name = torch.cuda.get_device_name(device)
     version = products.library.version if products.library else 0
-    left_out = len(table_of(known, name, version)) - len(products.table)
+    left_out = len(table_of(known(), name, version)) - len(products.table)
     return {"products by table": worst, "products by table: left out": float(left_out)}
 
 
@@ -259,26 +257,6 @@ def check_confidence(device: Any) -> dict[str, float]:
     return worst
 
 
-def layer_ms(work: Callable[[int], object], layers: int) -> float:
-    """Median time of one layer's share of a graph over all layers."""
-    for _ in range(2):
-        work(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for layer in range(layers):
-            work(layer)
-    times = []
-    for _ in range(12):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / layers)
-    return statistics.median(times)
-
-
 def times(llm: LLM, tokens: int, window: int, prefix: int) -> dict[str, float]:
     """Microseconds of each operation of a layer, and of the head."""
     config, device = llm.config, llm.device
@@ -290,7 +268,7 @@ def times(llm: LLM, tokens: int, window: int, prefix: int) -> dict[str, float]:
     found: dict[str, float] = {}
 
     def measure(name: str, work: Callable[[int], object], layers: int = count) -> None:
-        found[name] = round(1e3 * layer_ms(work, layers), 2)
+        found[name] = round(microseconds(work, layers), 2)
 
     products = {
         "qkv": (lambda layer: layer.attention.qkv, x),

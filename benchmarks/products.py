@@ -20,7 +20,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from graph_time import microseconds
 from lopa.engine.products import Algorithm, Library, Shape
 from lopa.models.families import dummy_shapes
 from lopa.writing import write_lines
@@ -115,26 +116,6 @@ class Searched(Library):
         return list(values)
 
 
-def microseconds(work: Callable[[int], object], count: int, repeats: int) -> float:
-    """Median time of one of `count` calls in a graph."""
-    work(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for index in range(count):
-            work(index)
-    graph.replay()
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * begin.elapsed_time(end) / count)
-    return statistics.median(times)
-
-
 def search(
     library: Searched, shape: Shape, seconds: float, tiles: dict[int, tuple[int, int]]
 ) -> dict[str, Any]:
@@ -184,6 +165,16 @@ def search(
     return line
 
 
+def written(known: list[dict[str, Any]]) -> list[str]:
+    """The table as JSON, a product a line."""
+    entries = []
+    for entry in known:
+        head = {name: value for name, value in entry.items() if name != "products"}
+        products = ",\n  ".join(map(json.dumps, entry["products"]))
+        entries.append(f'{json.dumps(head)[:-1]}, "products": [\n  {products}\n]}}')
+    return ["[" + ",\n".join(entries) + "]"]
+
+
 def tile_sizes(header: Path | None) -> dict[int, tuple[int, int]]:
     """The tiles that the header names."""
     if header is None:
@@ -223,7 +214,7 @@ def main() -> None:
             kept = {k: line[k] for k in ("shape", "us", "torch_us", "algorithm")}
             others.append(kept)
         entry["products"] = sorted(others, key=lambda p: p["shape"])
-        write_lines(options.table, json.dumps(known, indent=1).splitlines())
+        write_lines(options.table, written(known))
 
 
 if __name__ == "__main__":

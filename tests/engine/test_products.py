@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -11,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lopa.engine.products import Algorithm, Products, Shape, products_on, table_of
+from lopa.engine.products import Algorithm, Products, Shape, known, products_on, table_of
 
 SHAPE = Shape(3, 5, 4, True)
 ALGORITHM: Algorithm = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -65,15 +63,13 @@ def test_what_the_library_cannot_do_is_left_to_torch() -> None:
 
 def test_another_device_or_version_has_no_table() -> None:
     products = [{"shape": list(SHAPE), "algorithm": list(ALGORITHM)}]
-    known = [{"device": "A", "version": 1, "products": products}]
-    assert table_of(known, "A", 1) == {SHAPE: ALGORITHM}
-    assert table_of(known, "A", 2) == table_of(known, "B", 1) == {}
+    entries = [{"device": "A", "version": 1, "products": products}]
+    assert table_of(entries, "A", 1) == {SHAPE: ALGORITHM}
+    assert table_of(entries, "A", 2) == table_of(entries, "B", 1) == {}
     assert products_on(torch.device("cpu")).table == {}
 
 
-@pytest.mark.parametrize(
-    "entry", json.loads(files("lopa.engine").joinpath("products.json").read_text())
-)
+@pytest.mark.parametrize("entry", known())
 def test_the_table_in_the_package(entry: dict[str, Any]) -> None:
     shapes = [tuple(line["shape"]) for line in entry["products"]]
     assert len(set(shapes)) == len(shapes)

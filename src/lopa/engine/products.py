@@ -186,16 +186,24 @@ def products_on(device: torch.device) -> Products:
     """Those of this device and the library that is there."""
     if device.type != "cuda" or torch.version.cuda is None:
         return Products({}, None)
-    known = json.loads(files("lopa.engine").joinpath("products.json").read_text())
+    entries = known()
     name = torch.cuda.get_device_name(device)
-    library = Library.on(device) if name in {entry["device"] for entry in known} else None
-    return Products(table_of(known, name, library.version) if library else {}, library)
+    library = Library.on(device) if name in {entry["device"] for entry in entries} else None
+    return Products(table_of(entries, name, library.version) if library else {}, library)
 
 
-def table_of(known: list[dict[str, Any]], device: str, version: int) -> dict[Shape, Algorithm]:
+def known() -> list[dict[str, Any]]:
+    """What the package knows, an entry for each device and version of the library."""
+    found: list[dict[str, Any]] = json.loads(
+        files("lopa.engine").joinpath("products.json").read_text(encoding="utf-8")
+    )
+    return found
+
+
+def table_of(entries: list[dict[str, Any]], device: str, version: int) -> dict[Shape, Algorithm]:
     return {
         Shape(*line["shape"]): tuple(line["algorithm"])
-        for entry in known
+        for entry in entries
         if (entry["device"], entry["version"]) == (device, version)
         for line in entry["products"]
     }
