@@ -18,6 +18,14 @@ import httpx
 
 # By this score the model does not end its text early.
 SMALL = ("--branches", "2", "--score", "mean", "--block-size", "8", "--max-new-tokens", "32")
+# A token a round in small windows, to the last token asked for: 160 take a second or two.
+SLOW: dict[str, Any] = {
+    "decoder": "d2f",
+    "threshold": 1.0,
+    "block_size": 4,
+    "append_at": 1.0,
+    "attention": "block",
+}
 
 
 class Server:

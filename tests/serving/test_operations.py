@@ -16,18 +16,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from serving_support import Server, data_of, until
+from serving_support import SLOW, Server, data_of, until
 
 from lopa import LLM, DecodeConfig, Output
 
-# A token a round in small windows: a second or two, in 160 rounds.
-SLOW: dict[str, Any] = {
-    "decoder": "d2f",
-    "threshold": 1.0,
-    "block_size": 4,
-    "append_at": 1.0,
-    "attention": "block",
-}
 LONG: dict[str, Any] = {**SLOW, "max_tokens": 160}
 
 

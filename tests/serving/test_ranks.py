@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from hammer import Tally, hammer
 from safetensors.torch import load_file, save_file
-from serving_support import Server, children, data_of, is_alive, until
+from serving_support import SLOW, Server, children, data_of, is_alive, until
 
 from lopa import LLM
 
@@ -90,7 +90,7 @@ def test_the_answers_are_those_of_one_process(two: Server, cases: Any) -> None:
 def test_pages_are_told_while_they_are_held_and_after(two: Server) -> None:
     pages = two.metric("lopa_cache_pages")
     assert pages == 512 / 64
-    body = {"prompt": "Hello", "max_tokens": 400, "block_size": 4, "threshold": 1.0, "stream": True}
+    body = {"prompt": "Hello", "max_tokens": 400, "stream": True, **SLOW}
     with two.http.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()  # held: it closes the stream when it goes
         next(lines)

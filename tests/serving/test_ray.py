@@ -15,20 +15,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving_support import Server, data_of, descendants, is_alive, until
+from serving_support import SLOW, Server, data_of, descendants, is_alive, until
 
 from lopa import LLM, DecodeConfig
 from lopa.errors import ConfigError, LopaError
 
 pytestmark = pytest.mark.ray
 
-SLOW: dict[str, Any] = {
-    "decoder": "d2f",
-    "threshold": 1.0,
-    "block_size": 4,
-    "append_at": 1.0,
-    "attention": "block",
-}
 JOBS = "lopa_replica_jobs_total"
 LOCAL = {"RAY_ADDRESS": "", "RAY_USAGE_STATS_ENABLED": "0"}
 
