@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from lopa.config import DecodeConfig
 from lopa.decoding import fill, lookahead
-from lopa.sequence import Lookahead
+from lopa.decoding.seen import Seen
+from lopa.sequence import BoolArray, FloatArray, Lookahead
 
 
 @pytest.mark.parametrize("steps", [*range(1, 70), 128, 256, 511, 512, 1000])
@@ -68,6 +69,13 @@ MASKS = np.array([[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 0]], bool)
 AHEAD = [Lookahead(0, 0, 0.3, 0.3), Lookahead(1, 0, 0.2, 0.2)]
 
 
+def seen_at(masks: BoolArray, found: FloatArray, ends: BoolArray | None = None) -> Seen:
+    """found: what positions are ranked by, and the probability of their tokens as well."""
+    tokens = np.zeros(masks.shape, np.int64)
+    none = np.zeros(masks.shape, np.bool_)
+    return Seen(0, masks, tokens, found, found, none if ends is None else ends)
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -83,15 +91,14 @@ AHEAD = [Lookahead(0, 0, 0.3, 0.3), Lookahead(1, 0, 0.2, 0.2)]
 )
 def test_scores(options: dict[str, object], expected: list[float]) -> None:
     config = DecodeConfig(**options)  # type: ignore[arg-type]
-    ends = np.zeros_like(MASKS)
-    scores = lookahead.score(MASKS, MASKS.sum(axis=1), RANKING, RANKING, AHEAD, 2, config, ends)
+    scores = lookahead.score(seen_at(MASKS, RANKING), AHEAD, 2, config)
     assert scores.tolist() == pytest.approx(expected)
 
 
 def test_ends_of_text_are_no_fills() -> None:
     config = DecodeConfig(score="fills", threshold=0.4, creation_weight=0.0)
     ends = np.array([[0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]], bool)
-    scores = lookahead.score(MASKS, MASKS.sum(axis=1), RANKING, RANKING, AHEAD, 2, config, ends)
+    scores = lookahead.score(seen_at(MASKS, RANKING, ends), AHEAD, 2, config)
     assert scores.tolist() == pytest.approx([1.8, 2.5, 0.0])
 
 
@@ -104,31 +111,21 @@ def test_a_branch_without_rivals_must_bring_more_than_the_anchor(
 ) -> None:
     """Its own token does not count there, as it does among rivals, and a tie is the anchor's."""
     found = np.array([brings, [0.95, 0.5]], np.float32)
-    masks, ends = np.ones((2, 2), bool), np.zeros((2, 2), bool)
+    masks = np.ones((3, 2), bool)
     config = DecodeConfig(threshold=0.9)
     lone = [Lookahead(0, 0, sure, sure)]
-    scores = lookahead.score(masks, masks.sum(axis=1), found, found, lone, 2, config, ends)
+    scores = lookahead.score(seen_at(masks[:2], found), lone, 2, config)
     assert (lookahead.select(scores) == 0) == wins
     brought = sum(p for p in brings if p > 0.9)
     assert scores[0] == pytest.approx(sure**0.5 * brought)  # what it is worth, won or lost
     assert scores[1] == pytest.approx(0.95)
     tie = found[[1, 1]]
     sure_of_it = [Lookahead(0, 0, 1.0, 1.0)]
-    scores = lookahead.score(masks, masks.sum(axis=1), tie, tie, sure_of_it, 2, config, ends)
+    scores = lookahead.score(seen_at(masks[:2], tie), sure_of_it, 2, config)
     assert lookahead.select(scores) == 1
     assert scores[0] == pytest.approx(0.95)
     rivals = [*lone, Lookahead(1, 0, 0.1, 0.1)]
-    three = found[[0, 0, 1]]
-    scores = lookahead.score(
-        np.ones((3, 2), bool),
-        np.full(3, 2),
-        three,
-        three,
-        rivals,
-        2,
-        config,
-        np.zeros((3, 2), bool),
-    )
+    scores = lookahead.score(seen_at(masks, found[[0, 0, 1]]), rivals, 2, config)
     assert scores[0] == pytest.approx(sure**0.5 * (1 + sum(p for p in brings if p > 0.9)))
 
 
@@ -139,21 +136,22 @@ def test_whether_the_first_would_win_alone(seed: int) -> None:
     masks, ends = rng.random((4, 6)) < 0.8, rng.random((4, 6)) < 0.1
     ahead = [Lookahead(i, 0, 0.0, float(p)) for i, p in enumerate(rng.random(3))]
     config = DecodeConfig(threshold=0.9)
-    scores = lookahead.score(masks, masks.sum(axis=1), found, found, ahead, 6, config, ends)
+    scores = lookahead.score(seen_at(masks, found, ends), ahead, 6, config)
     pair = [0, 3]
-    seen = masks[pair], masks[pair].sum(axis=1), found[pair], found[pair]
-    alone = lookahead.score(*seen, ahead[:1], 6, config, ends[pair])
+    two = seen_at(masks[pair], found[pair], ends[pair])
+    alone = lookahead.score(two, ahead[:1], 6, config)
     assert lookahead.wins_alone(scores, ahead, config) == (lookahead.select(alone) == 0)
     assert lookahead.wins_alone(scores, ahead, DecodeConfig(score="mean")) is None
 
 
 def test_spawn_ranks_and_keeps_the_floor() -> None:
     ranking = np.array([0.3, 0.9, 0.3, 0.5], np.float32)
-    token = np.arange(4)
+    seen = seen_at(np.ones((2, 4), bool), np.stack([ranking, 0 * ranking]))
+    seen = seen._replace(offset=10, token=np.stack([np.arange(4), np.zeros(4, int)]))
     left = np.array([True, False, True, True])
     config = DecodeConfig(branches=2)
-    found = lookahead.spawn(left, token, ranking, ranking, 10, config)
+    found = lookahead.spawn(left, 0, seen, ranking, config)
     assert [(a.position, a.token) for a in found] == [(13, 3), (10, 0)]
     config = DecodeConfig(branches=2, lookahead_floor=0.4)
-    found = lookahead.spawn(left, token, ranking, ranking, 10, config)
+    found = lookahead.spawn(left, 0, seen, ranking, config)
     assert [a.position for a in found] == [13]

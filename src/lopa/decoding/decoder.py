@@ -17,6 +17,7 @@ import numpy as np
 from lopa.config import DecodeConfig
 from lopa.decoding import fill, lookahead
 from lopa.decoding.budget import EVERY_ROUND_THE_SAME, Budget, RoundCost
+from lopa.decoding.seen import Seen
 from lopa.decoding.windows import Frame, Pipeline, make_window
 from lopa.errors import PromptError
 from lopa.sequence import (
@@ -35,22 +36,18 @@ from lopa.sequence import (
 
 
 class _Chosen(NamedTuple):
-    """What is kept of a round until its record is made; R rows, N columns that may be filled."""
+    """What is kept of a round until its record is made."""
 
     plan: Plan
     frame: Frame
-    rows: list[Lookahead | None]  # [R] what each row had placed
-    eos: list[bool]  # [R]
-    scores: lookahead.Scores  # [R]
-    masks: BoolArray  # [R, N]
-    counts: IntArray  # [R]
-    max_prob: FloatArray  # [R, N]
+    seen: Seen
+    ahead: list[Lookahead]  # what each row but the last had placed
+    eos: list[bool]  # by row
+    scores: lookahead.Scores | None  # by row; None: there was but one
     winner: int
-    found_masks: IntArray  # by block, before the fills
-    places: IntArray  # filled positions, absolute
-    tokens: IntArray
-    sure: FloatArray
-    forced: BoolArray
+    found_masks: list[int]  # by block, before the fills
+    columns: IntArray  # filled
+    forced: BoolArray  # by column
     spawned: list[Lookahead]
 
 
@@ -92,7 +89,7 @@ class Decoder:
         self.finish: FinishReason | None = None
         self._block_round = 0  # rounds spent on the present window of blocks
         blocks = self.tokens[self.window.base :].reshape(-1, self.window.size)
-        self._masks: IntArray = (blocks == mask_id).sum(axis=1)  # by block
+        self._masks: list[int] = (blocks == mask_id).sum(axis=1).tolist()  # by block
         self._frame: Frame | None = None
         self._opened: tuple[Frame | None, list[bool]] | None = None  # the next one, where known
         self._plan: Plan | None = None
@@ -150,13 +147,14 @@ class Decoder:
             return None
         self.round += 1
 
-        end = int(frame.ends.max())
+        end = max(frame.ends)
+        ends = np.array(frame.ends)
         rows = self.tokens[None, frame.start : end].repeat(len(eos), axis=0)
         for row, ahead in enumerate(self.ahead):
             rows[row, ahead.position - frame.start] = ahead.token
         wanted = rows == self.mask_id
-        if frame.ends.min() != end:
-            wanted &= np.arange(frame.start, end) < frame.ends[:, None]
+        if min(frame.ends) != end:
+            wanted &= np.arange(frame.start, end) < ends[:, None]
         if self.config.window == "blocks":  # the masks behind the block are only context
             wanted[:, base + (frame.first + 1) * size - frame.start :] = False
         block_ids = None
@@ -171,7 +169,7 @@ class Decoder:
             cached=frame.cached,
             commit=frame.commit,
             rows=rows,
-            ends=frame.ends,
+            ends=ends,
             wanted=wanted,
             block_ids=block_ids,
         )
@@ -190,24 +188,14 @@ class Decoder:
         plan, frame = self._plan, self._frame
         if plan is None or frame is None:
             raise RuntimeError("statistics without a plan")
-        config, size = self.config, self.window.size
-        # From here on, columns count from the first position that may be filled.
-        left, view = self._columns(plan, frame)
-        masks, max_prob = plan.wanted[:, view], stats.max_prob[:, view]
-        ranking = stats.ranking[:, view]
-        counts = masks.sum(axis=1)
-        ends = self._ends(stats.token[:, view])
-        ahead = self.ahead
-        scores = lookahead.score(masks, counts, max_prob, ranking, ahead, size, config, ends)
-        winner = self._select(scores)
-
+        config, size, ahead = self.config, self.window.size, self.ahead
+        seen = self._seen(plan, frame, stats)
+        scores, winner = None, 0
+        if ahead:
+            scores = lookahead.score(seen, ahead, size, config)
+            winner = self._select(scores)
         if self.budget is not None:
-            lone = lookahead.wins_alone(scores, ahead, config)
-            rivals = self.budget.winners(scores.tolist(), lone)
-            rows = sorted({*rivals})
-            brought = self._brought(rows, plan, stats, frame, view, ends)
-            tokens = dict(zip(rows, brought, strict=True))
-            self.budget.learn([tokens[row] for row in rivals])
+            self._learn(self.budget, scores, seen, plan, frame)
 
         # The winner becomes the anchor, its lookahead token included, and is filled.
         if winner < len(ahead):
@@ -215,19 +203,19 @@ class Decoder:
             self.tokens[placed.position] = placed.token
             self._masks[(placed.position - self.window.base) // size] -= 1
         found_masks = self._masks.copy()
-        blocks = int(frame.blocks[winner])
-        cut = slice(0, blocks * size)
-        token = stats.token[winner, view][cut]
-        chosen, forced = self._fill(self._cells(winner, plan, stats, frame, view), frame)
-        self._masks[frame.first : frame.first + blocks] -= chosen.sum(axis=1)
-        chosen = chosen.ravel()
-        places = chosen.nonzero()[0]
-        filled = token[places]
-        self.tokens[left + places] = filled
+        chosen, forced = self._fill(seen.cells(winner, frame, size), frame)
+        for block, count in enumerate(chosen.sum(axis=1).tolist(), frame.first):
+            self._masks[block] -= count
+        chosen = chosen.reshape(-1)
+        columns = chosen.nonzero()[0]
+        filled = seen.token[winner, columns]
+        self.tokens[seen.offset + columns] = filled
         self.has_eos = self._eos_rows[winner] or not self.eos_ids.isdisjoint(filled.tolist())
-        free = self._candidates(masks[winner, cut] & ~chosen, token, left)
-        ranked = self._ranked(ranking[winner, cut])
-        self.ahead = lookahead.spawn(free, token, max_prob[winner, cut], ranked, left, config)
+        if config.most_branches:
+            free = self._candidates(winner, seen)
+            free[: len(chosen)] &= ~chosen
+            ranked = self._ranked(seen.ranking[winner])
+            self.ahead = lookahead.spawn(free, winner, seen, ranked, config)
 
         self.window.close(frame, winner, self._masks)
         if self.budget is not None:
@@ -245,18 +233,14 @@ class Decoder:
         self._chosen = _Chosen(
             plan=plan,
             frame=frame,
-            rows=[*ahead, None],
+            seen=seen,
+            ahead=ahead,
             eos=self._eos_rows,
             scores=scores,
-            masks=masks,
-            counts=counts,
-            max_prob=max_prob,
             winner=winner,
             found_masks=found_masks,
-            places=places + left,
-            tokens=filled,
-            sure=max_prob[winner, cut][places],
-            forced=forced.ravel()[places],
+            columns=columns,
+            forced=forced.reshape(-1),
             spawned=self.ahead,
         )
         return winner
@@ -266,16 +250,20 @@ class Decoder:
         chosen, self._chosen = self._chosen, None
         if chosen is None:
             raise RuntimeError("a record without a round")
-        plan, frame = chosen.plan, chosen.frame
+        plan, frame, seen = chosen.plan, chosen.frame, chosen.seen
+        scores = chosen.scores
+        if scores is None:
+            scores = lookahead.score(seen, [], self.window.size, self.config)
+        counts = seen.masks.sum(axis=1)
         branches = [
             Branch(*row)
             for row in zip(
-                chosen.rows,
-                chosen.scores.tolist(),
-                chosen.counts.tolist(),
-                frame.ends.tolist(),
+                [*chosen.ahead, None],
+                scores.tolist(),
+                counts.tolist(),
+                frame.ends,
                 chosen.eos,
-                _landscapes(chosen.masks, chosen.counts, chosen.max_prob),
+                _landscapes(seen.masks, counts, seen.max_prob),
                 strict=True,
             )
         ]
@@ -286,7 +274,7 @@ class Decoder:
             committed=plan.commit,
             branches=branches,
             winner=chosen.winner,
-            fills=self._fills(chosen.places, chosen.tokens, chosen.sure, chosen.forced),
+            fills=self._fills(chosen),
             spawned=chosen.spawned,
             blocks=self.window.view(frame, chosen.winner, chosen.found_masks),
         )
@@ -302,34 +290,36 @@ class Decoder:
         """What positions to look ahead at are ranked by, the highest first."""
         return ranking
 
-    def _candidates(self, masks: BoolArray, token: IntArray, offset: int) -> BoolArray:
-        """The masks that a lookahead may be placed on."""
+    def _candidates(self, row: int, seen: Seen) -> BoolArray:
+        """The masks of a row that a lookahead may be placed on."""
         if self.config.lookahead_eos:
-            return masks
-        masks = masks & ~self._ends(token)
+            return seen.masks[row].copy()
+        masks: BoolArray = seen.masks[row] & ~seen.ends[row]
         if self.has_eos and (end := self.first_eos) is not None:
-            masks[max(0, self.prompt + end - offset) :] = False
+            masks[max(0, self.prompt + end - seen.offset) :] = False
         return masks
+
+    def _seen(self, plan: Plan, frame: Frame, stats: Stats) -> Seen:
+        offset = self.window.base + frame.first * self.window.size
+        first = offset - plan.start
+        view = slice(first, first + max(frame.blocks) * self.window.size)
+        found = stats.token[:, view], stats.max_prob[:, view], stats.ranking[:, view]
+        return Seen(offset, plan.wanted[:, view], *found, self._ends(found[0]))
 
     def _ends(self, tokens: IntArray) -> BoolArray:
         """Where an end of text is."""
-        found: BoolArray = np.zeros(tokens.shape, np.bool_)
+        found: BoolArray | None = None
         for end in self.eos_ids:  # there are one or two
-            found |= tokens == end
-        return found
-
-    def _columns(self, plan: Plan, frame: Frame) -> tuple[int, slice]:
-        """The first position that may be filled, and the columns of those that may."""
-        left = self.window.base + frame.first * self.window.size
-        first = left - plan.start
-        return left, slice(first, first + int(frame.blocks.max()) * self.window.size)
+            here = tokens == end
+            found = here if found is None else found | here
+        return np.zeros(tokens.shape, np.bool_) if found is None else found
 
     def _open(self) -> tuple[Frame | None, list[bool]]:
         """The frame of the next round, and which of its rows hold an end of text."""
         size, base = self.window.size, self.window.base
-        blocks_ahead = np.array([(a.position - base) // size for a in self.ahead], np.int64)
+        blocks_ahead = [(a.position - base) // size for a in self.ahead]
         eos = [self.has_eos or a.token in self.eos_ids for a in self.ahead] + [self.has_eos]
-        return self.window.open(self._masks, blocks_ahead, np.array(eos)), eos
+        return self.window.open(self._masks, blocks_ahead, eos), eos
 
     def _worth(self, budget: Budget) -> int:
         """How many of the lookaheads there are the next round is to try."""
@@ -337,9 +327,9 @@ class Decoder:
         if frame is None:
             return 0
         sure = self.ahead[0].max_prob if self.ahead else 0.0
-        last = frame.first + int(frame.blocks[-1])  # of the anchor
+        last = frame.first + frame.blocks[-1]  # of the anchor
         alone = self.config.window == "pipeline" and last == 1 < self.window.count
-        row = int(frame.ends[-1] - frame.start)
+        row = frame.ends[-1] - frame.start
         return budget.branches(row, len(self.ahead), sure, alone=alone)
 
     def _try(self, count: int) -> None:
@@ -348,52 +338,55 @@ class Decoder:
         frame, eos = self._opened
         if frame is not None and count < len(self.ahead):
             rows = [*range(count), -1]
-            blocks = frame.blocks[rows]
+            blocks = [frame.blocks[row] for row in rows]
             frame = replace(
                 frame,
                 blocks=blocks,
-                ends=frame.ends[rows],
-                may_force=frame.may_force[rows, : blocks.max()],
+                ends=[frame.ends[row] for row in rows],
+                may_force=frame.may_force[rows, : max(blocks)],
             )
             self._opened = frame, [*eos[:count], eos[-1]]
         self.ahead = self.ahead[:count]
 
-    def _brought(
-        self, rows: list[int], plan: Plan, stats: Stats, frame: Frame, view: slice, ends: BoolArray
-    ) -> list[int]:
-        """Tokens that each row would bring as the winner, less those behind an end of text.
+    def _learn(
+        self,
+        budget: Budget,
+        scores: lookahead.Scores | None,
+        seen: Seen,
+        plan: Plan,
+        frame: Frame,
+    ) -> None:
+        """Tell the budget what the round would have brought with each number of branches."""
+        rivals = [0]
+        if scores is not None:
+            lone = lookahead.wins_alone(scores, self.ahead, self.config)
+            rivals = budget.winners(scores.tolist(), lone)
+        rows = sorted({*rivals})
+        tokens = dict(zip(rows, self._brought(rows, seen, plan, frame), strict=True))
+        budget.learn([tokens[row] for row in rivals])
 
-        ends: [R, N] where the predicted token is one.
-        """
-        masks = plan.wanted[rows, view]
+    def _brought(self, rows: list[int], seen: Seen, plan: Plan, frame: Frame) -> list[int]:
+        """Tokens that each row would bring as the winner, less those behind an end of text."""
+        size = self.window.size
         if self.config.window == "pipeline":  # every row at once
-            passed = masks & (stats.max_prob[rows, view] > np.float32(self.config.threshold))
-            shape = (len(rows), -1, self.window.size)
+            masks = seen.masks[rows]
+            passed = masks & (seen.max_prob[rows] > np.float32(self.config.threshold))
+            shape = (len(rows), -1, size)
             stuck = masks.reshape(shape).any(axis=2) & ~passed.reshape(shape).any(axis=2)
             forced = (stuck & frame.may_force[rows]).sum(axis=1)
         else:
-            fills = [self._fill(self._cells(r, plan, stats, frame, view), frame) for r in rows]
+            fills = [self._fill(seen.cells(row, frame, size), frame) for row in rows]
             passed = np.stack([filled.chosen.ravel() for filled in fills])
             forced = np.zeros(len(rows), np.int64)
-        over = passed & ends[rows]
+        over = passed & seen.ends[rows]
         if any(self._eos_rows):  # some are there already; those of a prompt are none
-            new = np.arange(plan.start + view.start, plan.start + view.stop) >= self.prompt
-            over |= self._ends(plan.rows[rows, view]) & new
+            columns = np.arange(seen.offset, seen.offset + passed.shape[1])
+            there = plan.rows[rows][:, columns - plan.start]
+            over |= self._ends(there) & (columns >= self.prompt)
         if over.any():
             passed = passed & (np.cumsum(over, axis=1) - over == 0)
         found = (passed.sum(axis=1) + forced).tolist()
         return [count + (row < len(self.ahead)) for row, count in zip(rows, found, strict=True)]
-
-    def _cells(self, row: int, plan: Plan, stats: Stats, frame: Frame, view: slice) -> fill.Cells:
-        """What the fill rule sees of a row: its blocks that may be filled."""
-        shape = (int(frame.blocks[row]), self.window.size)
-        size = shape[0] * shape[1]
-        return fill.Cells(
-            plan.wanted[row, view][:size].reshape(shape),
-            stats.max_prob[row, view][:size].reshape(shape),
-            stats.ranking[row, view][:size].reshape(shape),
-            frame.may_force[row, : shape[0]],
-        )
 
     def _fill(self, cells: fill.Cells, frame: Frame) -> fill.Filled:
         config = self.config
@@ -420,13 +413,18 @@ class Decoder:
             return fill.best_and_threshold(cells, config.threshold)
         return fill.above_threshold(cells, config.threshold)
 
-    def _fills(
-        self, positions: IntArray, tokens: IntArray, max_prob: FloatArray, forced: BoolArray
-    ) -> list[Fill]:
+    def _fills(self, chosen: _Chosen) -> list[Fill]:
         counts = self.config.steps is not None and self.config.decoder != "sdar"
         rule: FillKind = "count" if counts else "threshold"
-        columns = (x.tolist() for x in (positions, tokens, max_prob, forced))
-        return [Fill(p, t, m, "forced" if f else rule) for p, t, m, f in zip(*columns, strict=True)]
+        seen, row, columns = chosen.seen, chosen.winner, chosen.columns
+        found = (
+            columns + seen.offset,
+            seen.token[row, columns],
+            seen.max_prob[row, columns],
+            chosen.forced[columns],
+        )
+        listed = (x.tolist() for x in found)
+        return [Fill(p, t, m, "forced" if f else rule) for p, t, m, f in zip(*listed, strict=True)]
 
 
 def _landscapes(masks: BoolArray, counts: IntArray, max_prob: FloatArray) -> list[str]:

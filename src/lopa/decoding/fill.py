@@ -36,11 +36,12 @@ def above_threshold(cells: Cells, threshold: float) -> Filled:
     """D2F: every mask above the threshold; a fully activated block without one forces its best."""
     chosen = cells.mask & (cells.max_prob > np.float32(threshold))
     forced = np.zeros(chosen.shape, np.bool_)
-    stuck = cells.may_force & ~chosen.any(axis=1) & cells.mask.any(axis=1)
-    if stuck.any():
-        blocks = stuck.nonzero()[0]
-        best = np.where(cells.mask[blocks], cells.ranking[blocks], -np.inf).argmax(axis=1)
-        chosen[blocks, best] = forced[blocks, best] = True
+    for block in cells.may_force.nonzero()[0].tolist():
+        if not chosen[block].any():
+            masks = cells.mask[block].nonzero()[0]
+            if len(masks):
+                best = masks[cells.ranking[block, masks].argmax()]
+                chosen[block, best] = forced[block, best] = True
     return Filled(chosen, forced)
 
 

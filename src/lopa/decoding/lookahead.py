@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lopa.config import DecodeConfig
+from lopa.decoding.seen import Seen
 from lopa.sequence import BoolArray, FloatArray, IntArray, Lookahead
 
 Scores = npt.NDArray[np.float64]
@@ -14,73 +15,65 @@ NO_MASK_SCORE = 1.0  # a branch with nothing left to be unsure about
 
 
 def spawn(
-    left: BoolArray,  # [N] masks left in the winner's active blocks
-    token: IntArray,
-    max_prob: FloatArray,
-    ranking: FloatArray,
-    offset: int,  # position of the first of the N
+    free: BoolArray,  # [N] masks of the winner that are left to look ahead at
+    row: int,  # the winner's
+    seen: Seen,
+    ranking: FloatArray,  # [N]
     config: DecodeConfig,
 ) -> list[Lookahead]:
     """The best-ranked masks with their tokens, one a branch; ties go to the lower position."""
-    if config.most_branches == 0:
-        return []
+    max_prob = seen.max_prob[row]
+    places = free.nonzero()[0]
     if config.lookahead_floor > 0:
-        left = left & (max_prob >= np.float32(config.lookahead_floor))
-    places = left.nonzero()[0]
+        places = places[max_prob[places] >= np.float32(config.lookahead_floor)]
     best = places[(-ranking[places]).argsort(kind="stable")[: config.most_branches]]
+    columns = best, seen.token[row, best], ranking[best], max_prob[best]
     return [
-        Lookahead(offset + p, t, c, m)
-        for p, t, c, m in zip(
-            best.tolist(),
-            token[best].tolist(),
-            ranking[best].tolist(),
-            max_prob[best].tolist(),
-            strict=True,
-        )
+        Lookahead(seen.offset + p, t, c, m)
+        for p, t, c, m in zip(*(x.tolist() for x in columns), strict=True)
     ]
 
 
-def score(
-    masks: BoolArray,  # [R, N] masks in each row's active blocks
-    counts: IntArray,  # [R] how many they are
-    max_prob: FloatArray,
-    ranking: FloatArray,
-    ahead: list[Lookahead],  # of the first R − 1 rows
-    size: int,  # block size: N is a whole number of blocks
-    config: DecodeConfig,
-    ends: BoolArray,  # [R, N] where the token is an end of text
-) -> Scores:
-    """How promising each branch is: [R], higher is better."""
+def score(seen: Seen, ahead: list[Lookahead], size: int, config: DecodeConfig) -> Scores:
+    """How promising each branch is: [R], higher is better.
+
+    ahead: of all rows but the last; size: of a block.
+    """
+    masks, ranking = seen.masks, seen.ranking
+    if config.score == "fills":
+        return _fills(seen, ahead, config)
+    counts = masks.sum(axis=1)
     if config.score == "mean":
         scores = _lowest_mean(masks, ranking, counts, config.score_fraction)
     elif config.score == "window":
+        width = config.score_window
         scores = np.array(
-            [
-                _weakest_window(r[m], config.score_window)
-                for r, m in zip(ranking, masks, strict=True)
-            ]
+            [_weakest_window(r[m], width) for r, m in zip(ranking, masks, strict=True)]
         )
-    elif config.score == "segment":
-        scores = _weakest_block(masks, ranking, size)
     else:
-        # Tokens that this branch would bring now, each weighted by its probability; ends of text
-        # do not count. They all depend on the lookahead token: its own is a factor, as α says.
-        passed = masks & ~ends & (max_prob > np.float32(config.threshold))
-        fills: Scores = np.where(passed, max_prob, 0.0).sum(axis=1, dtype=np.float64)
-        sure = np.array([a.max_prob for a in ahead])
-        # The lookahead token itself counts among rivals. A branch that has none would nearly always
-        # win by it, right or wrong (docs/results.md): it has to bring more than the anchor without.
-        own = 1.0 if len(ahead) > 1 else 0.0
-        fills[: len(ahead)] = sure**config.creation_weight * (own + fills[: len(ahead)])
-        if len(ahead) == 1 and fills[0] == fills[1]:  # a tie is the anchor's here
-            fills[0] = np.nextafter(fills[1], -1.0)
-        return fills
+        scores = _weakest_block(masks, ranking, size)
     scores = np.where(counts > 0, scores, NO_MASK_SCORE)
     weight = config.creation_weight
     if weight > 0:
         creation = np.array([*(a.confidence for a in ahead), 1.0])  # the anchor places nothing
         scores = weight * creation + (1 - weight) * scores
     return scores
+
+
+def _fills(seen: Seen, ahead: list[Lookahead], config: DecodeConfig) -> Scores:
+    """Tokens that each branch would bring now, each weighted by its probability; ends of text do
+    not count. They all depend on the lookahead token: its own probability is a factor, as α says.
+    """
+    passed = (seen.max_prob > np.float32(config.threshold)) & (seen.masks & ~seen.ends)
+    fills: Scores = np.where(passed, seen.max_prob, 0.0).sum(axis=1, dtype=np.float64)
+    sure = np.array([a.max_prob for a in ahead])
+    # The lookahead token itself counts among rivals. A branch that has none would nearly always win
+    # by it, right or wrong (docs/results.md): it has to bring more than the anchor without.
+    own = 1.0 if len(ahead) > 1 else 0.0
+    fills[:-1] = sure**config.creation_weight * (own + fills[:-1])
+    if len(ahead) == 1 and fills[0] == fills[1]:  # a tie is the anchor's here
+        fills[0] = np.nextafter(fills[1], -1.0)
+    return fills
 
 
 def wins_alone(scores: Scores, ahead: list[Lookahead], config: DecodeConfig) -> bool | None:

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from lopa.config import CacheName, DecodeConfig
-from lopa.sequence import BlockState, BlockView, BoolArray, IntArray
+from lopa.sequence import BlockState, BlockView, BoolArray
 
 
 @dataclass(slots=True)
@@ -25,8 +25,8 @@ class Frame:
     cached: int
     commit: int
     first: int  # first block that may be filled; rows end at their own last block
-    blocks: IntArray  # [R] how many blocks from `first` on may be filled in each row
-    ends: IntArray  # [R] absolute end of each row
+    blocks: list[int]  # [R] how many blocks from `first` on may be filled in each row
+    ends: list[int]  # [R] absolute end of each row
     may_force: BoolArray  # [R, max(blocks)]: fully activated, so a fill may be forced
     fresh: bool = False  # blocks window with a cache: this round recomputes everything
 
@@ -40,7 +40,7 @@ class Window(Protocol):
     def end(self) -> int:
         """Absolute end of the blocks that exist."""
 
-    def open(self, masks: IntArray, ahead: IntArray, eos: BoolArray) -> Frame | None:
+    def open(self, masks: list[int], ahead: list[int], eos: list[bool]) -> Frame | None:
         """The next round, or None when nothing is left to do.
 
         masks: [blocks] masks of the anchor by block (those not yet existing count in full);
@@ -48,10 +48,10 @@ class Window(Protocol):
         end of text.
         """
 
-    def close(self, frame: Frame, winner: int, masks: IntArray) -> None:
+    def close(self, frame: Frame, winner: int, masks: list[int]) -> None:
         """Take the winner's row over; masks: [blocks] of the winner after its fills."""
 
-    def view(self, frame: Frame, winner: int, masks: IntArray) -> list[BlockView]:
+    def view(self, frame: Frame, winner: int, masks: list[int]) -> list[BlockView]:
         """The winner's uncached blocks as the round found them; masks: before its fills.
 
         Asked for after `close`, so it goes by the frame.
@@ -67,7 +67,7 @@ class Canvas:
         self.size = config.max_new_tokens
         self.end = base + self.size
 
-    def open(self, masks: IntArray, ahead: IntArray, eos: BoolArray) -> Frame | None:
+    def open(self, masks: list[int], ahead: list[int], eos: list[bool]) -> Frame | None:
         if not masks[0]:
             return None
         rows = len(eos)
@@ -76,16 +76,16 @@ class Canvas:
             cached=0,
             commit=0,
             first=0,
-            blocks=np.ones(rows, np.int64),
-            ends=np.full(rows, self.end, np.int64),
+            blocks=[1] * rows,
+            ends=[self.end] * rows,
             may_force=np.ones((rows, 1), np.bool_),
         )
 
-    def close(self, frame: Frame, winner: int, masks: IntArray) -> None:
+    def close(self, frame: Frame, winner: int, masks: list[int]) -> None:
         pass
 
-    def view(self, frame: Frame, winner: int, masks: IntArray) -> list[BlockView]:
-        return [BlockView(self.base, self.end, "active", int(masks[0]))]
+    def view(self, frame: Frame, winner: int, masks: list[int]) -> list[BlockView]:
+        return [BlockView(self.base, self.end, "active", masks[0])]
 
 
 class BlockWindow:
@@ -106,7 +106,7 @@ class BlockWindow:
         self.end = base + self.count * self.size
         self.fresh = True  # the next round is the first of its block
 
-    def open(self, masks: IntArray, ahead: IntArray, eos: BoolArray) -> Frame | None:
+    def open(self, masks: list[int], ahead: list[int], eos: list[bool]) -> Frame | None:
         if self.current == self.count:
             return None
         rows = len(eos)
@@ -124,17 +124,17 @@ class BlockWindow:
             cached=cached,
             commit=commit,
             first=self.current,
-            blocks=np.ones(rows, np.int64),
-            ends=np.full(rows, end, np.int64),
+            blocks=[1] * rows,
+            ends=[end] * rows,
             may_force=np.ones((rows, 1), np.bool_),
             fresh=self.fresh and self.cache != "none",
         )
 
-    def close(self, frame: Frame, winner: int, masks: IntArray) -> None:
+    def close(self, frame: Frame, winner: int, masks: list[int]) -> None:
         self.fresh = not masks[self.current]
         self.current += self.fresh
 
-    def view(self, frame: Frame, winner: int, masks: IntArray) -> list[BlockView]:
+    def view(self, frame: Frame, winner: int, masks: list[int]) -> list[BlockView]:
         blocks = range(frame.first, self.count)
         return [
             _block_view(self, b, "active" if b == frame.first else "semi", masks) for b in blocks
@@ -157,57 +157,61 @@ class Pipeline:
         self.existing = 0
         self.finished = 0
         self.cached = 0  # tokens, the prompt included
-        self.activated = np.zeros(self.count + 1, np.bool_)
+        self.activated = [False] * self.count
 
     @property
     def end(self) -> int:
         return self.base + self.existing * self.size
 
-    def open(self, masks: IntArray, ahead: IntArray, eos: BoolArray) -> Frame | None:
-        rows = len(eos)
-        # Decoded share of the prompt (always 1) and of each block, by row: [R, 1 + count].
-        decoded = np.empty((rows, self.count + 1))
-        decoded[:, 0] = self.size
-        decoded[:, 1:] = self.size - masks
-        if rows > 1:
-            decoded[np.arange(rows - 1), ahead + 1] += 1
-        decoded /= self.size
-
-        grows = (decoded[:, self.existing] >= self.append_at) & ~eos
-        if self.existing == self.count:
-            grows[:] = False
-        existing = self.existing + grows
-        if existing[-1] == self.finished:  # the anchor has no active block left
-            return None
+    def open(self, masks: list[int], ahead: list[int], eos: list[bool]) -> Frame | None:
+        size, first, there = self.size, self.finished, self.existing
+        # Decoded share of the block to the left of each from `first` on; the prompt is decoded.
+        left = [1.0 if b < 0 else (size - masks[b]) / size for b in range(first - 1, there)]
         # Block b is fully activated for good once b − 1 is far enough along.
-        activated = self.activated[:-1] | (decoded[:, :-1] >= self.activate_at)
-        last = int(existing.max())
+        activated = [share >= self.activate_at for share in left]
+        for block in range(first, there):
+            activated[block - first] |= self.activated[block]
+        existing, may_force = [], []
+        for row, ended in enumerate(eos):
+            last, force = left[-1], activated
+            if row < len(ahead):  # a lookahead is one more token in its block
+                block = ahead[row]
+                share = (size - masks[block] + 1) / size
+                force = activated.copy()
+                force[block + 1 - first] |= share >= self.activate_at
+                last = share if block + 1 == there else last
+            grows = there < self.count and last >= self.append_at and not ended
+            existing.append(there + grows)
+            may_force.append(force)
+        if existing[-1] == first:  # the anchor has no active block left
+            return None
         return Frame(
             start=self.cached,
             cached=self.cached,
-            commit=self.base + self.finished * self.size - self.cached,
-            first=self.finished,
-            blocks=existing - self.finished,
-            ends=self.base + existing * self.size,
-            may_force=activated[:, self.finished : last],
+            commit=self.base + first * size - self.cached,
+            first=first,
+            blocks=[end - first for end in existing],
+            ends=[self.base + end * size for end in existing],
+            may_force=np.array(may_force)[:, : max(existing) - first],
         )
 
-    def close(self, frame: Frame, winner: int, masks: IntArray) -> None:
-        last = frame.first + int(frame.blocks[winner])
-        self.activated[frame.first : last] = frame.may_force[winner, : last - frame.first]
+    def close(self, frame: Frame, winner: int, masks: list[int]) -> None:
+        last = frame.first + frame.blocks[winner]
+        forced = frame.may_force[winner, : last - frame.first].tolist()
+        self.activated[frame.first : last] = forced
         self.existing = last
         self.cached += frame.commit
         while self.finished < last and not masks[self.finished]:
             self.finished += 1
 
-    def view(self, frame: Frame, winner: int, masks: IntArray) -> list[BlockView]:
+    def view(self, frame: Frame, winner: int, masks: list[int]) -> list[BlockView]:
         views = []
         if frame.start == 0 and self.base:
             views.append(BlockView(0, self.base, "to_cache", 0))
         in_cache = max(0, frame.start - self.base) // self.size
         for block in range(in_cache, frame.first):
             views.append(_block_view(self, block, "to_cache", masks))
-        for offset in range(int(frame.blocks[winner])):
+        for offset in range(frame.blocks[winner]):
             state: BlockState = "active" if frame.may_force[winner, offset] else "semi"
             views.append(_block_view(self, frame.first + offset, state, masks))
         return views
@@ -226,6 +230,6 @@ def make_window(prompt: int, aligned: bool, config: DecodeConfig) -> Window:
     return kind(prompt - overlap, count, config)
 
 
-def _block_view(window: Window, block: int, state: BlockState, masks: IntArray) -> BlockView:
+def _block_view(window: Window, block: int, state: BlockState, masks: list[int]) -> BlockView:
     start = window.base + block * window.size
-    return BlockView(start, start + window.size, state, int(masks[block]))
+    return BlockView(start, start + window.size, state, masks[block])

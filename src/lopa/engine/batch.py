@@ -9,10 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from lopa.sequence import IntArray, Plan
+
+_T = TypeVar("_T", bound=np.generic)
 
 
 @dataclass(slots=True)
@@ -32,12 +36,16 @@ class Batch:
     # [N] token whose hidden state predicts the wanted position; −1 − slot: the slot's carry
     wanted_from: IntArray
     wanted_position: IntArray  # [N]
-    wanted_round: IntArray  # [N]
     wanted_counts: list[int]  # by plan
 
     @property
     def size(self) -> int:
         return len(self.tokens)
+
+    @property
+    def wanted_round(self) -> IntArray:
+        """[N]"""
+        return np.array([plan.index for _, plan in self.plans]).repeat(self.wanted_counts)
 
 
 def make_batch(plans: Sequence[tuple[int, Plan]], shift: bool) -> Batch:
@@ -48,42 +56,44 @@ def make_batch(plans: Sequence[tuple[int, Plan]], shift: bool) -> Batch:
     row_length = _joined([plan.ends for _, plan in plans]) - row_start
     row_begin = row_length.cumsum() - row_length
     size = int(row_begin[-1] + row_length[-1])
+    is_even = size == sum(plan.rows.size for _, plan in plans)  # else some rows are shorter
     positions = np.arange(size) - (row_begin - row_start).repeat(row_length)
 
-    tokens, blocks, wanted, wanted_counts = [], [], [], []
+    tokens, wanted, wanted_counts = [], [], []
+    blocks = np.zeros(size, np.int64)
     flat = 0
     for _, plan in plans:
-        rows, masks = plan.rows, plan.wanted
+        rows, masks, ids = plan.rows, plan.wanted, plan.block_ids
         count, width = rows.shape
-        if plan.block_ids is None:
-            ids = np.zeros(rows.shape, np.int64)
-        else:
-            ids = plan.block_ids[None].repeat(count, axis=0)
-        if plan.ends.min() < plan.start + width:  # rows of several lengths
+        inside = None
+        if not is_even:
             inside = np.arange(plan.start, plan.start + width) < plan.ends[:, None]
-            rows, ids, masks = rows[inside], ids[inside], masks[inside]
+            rows, masks = rows[inside], masks[inside]
+        if ids is not None:
+            ids = ids[None].repeat(count, axis=0)
+            ids = ids.reshape(-1) if inside is None else ids[inside]
+            blocks[flat : flat + len(ids)] = ids
         tokens.append(rows.reshape(-1))
-        blocks.append(ids.reshape(-1))
-        wanted.append(flat + masks.reshape(-1).nonzero()[0])
-        wanted_counts.append(len(wanted[-1]))
+        wanted.append(masks.reshape(-1))
+        wanted_counts.append(int(np.count_nonzero(masks)))
         flat += len(tokens[-1])
-    where = _joined(wanted)
+    is_wanted = _joined(wanted)
+    where = is_wanted.nonzero()[0]
     source = where
     if shift:
         # The row before; what was remembered for a window's first position; position 0 its own.
         source = where - 1
-        is_first = np.zeros(size, np.bool_)
-        is_first[row_begin] = True
-        edge = is_first[where].nonzero()[0]
+        edge = is_wanted[row_begin].nonzero()[0]  # rows
         if len(edge):
-            row = np.searchsorted(row_begin, where[edge])
-            source[edge] = np.where(row_start[row] > 0, -1 - row_slot[row], where[edge])
+            begin = row_begin[edge]
+            carried = np.where(row_start[edge] > 0, -1 - row_slot[edge], begin)
+            source[where.searchsorted(begin)] = carried
     return Batch(
         plans=list(plans),
         first_rows=[0, *itertools.accumulate(counts[:-1])],
         tokens=_joined(tokens),
         positions=positions,
-        blocks=_joined(blocks),
+        blocks=blocks,
         row_begin=row_begin,
         row_length=row_length,
         row_start=row_start,
@@ -91,10 +101,9 @@ def make_batch(plans: Sequence[tuple[int, Plan]], shift: bool) -> Batch:
         row_slot=row_slot,
         wanted_from=source,
         wanted_position=positions[where],
-        wanted_round=np.array([plan.index for _, plan in plans]).repeat(wanted_counts),
         wanted_counts=wanted_counts,
     )
 
 
-def _joined(arrays: list[IntArray]) -> IntArray:
+def _joined(arrays: list[npt.NDArray[_T]]) -> npt.NDArray[_T]:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -102,6 +102,7 @@ class FusedStep(Step):
         cos, sin = rope(torch.arange(longest, device=self.device), config, self.dtype)
         self._cos, self._sin = cos[:, 0].contiguous(), sin[:, 0].contiguous()
         self._products = products_on(self.device)
+        self._room = 0  # tokens that may be staged
         self._staged_keys = pages.keys[:, :0]
         self._staged_values = pages.values[:, :0]
         self._hidden_rows = self.carry[:0]
@@ -221,16 +222,19 @@ class FusedStep(Step):
         return sorted(found, key=lambda sizes: (sizes.tokens, sizes.wanted), reverse=True)
 
     def _make_room(self, tokens: int) -> None:
-        """Staging for so many tokens; what was captured on a smaller one is captured again."""
-        room = self._staged_keys.shape[1]
-        if tokens <= room:
-            return
-        tokens = max(tokens, 2 * room)
+        """Staging for so many tokens."""
+        if tokens > self._room:
+            self._grow(max(tokens, 2 * self._room))
+
+    @torch.inference_mode()
+    def _grow(self, tokens: int) -> None:
+        """What was captured on the smaller one is captured again."""
         config = self.model.config
         shape = (config.layers, tokens, config.kv_heads, config.head_dim)
         self._staged_keys = torch.empty(shape, dtype=self.dtype, device=self.device)
         self._staged_values = torch.empty_like(self._staged_keys)
         self._hidden_rows = self.carry.new_empty(tokens, config.hidden_size)
+        self._room = tokens
         self._forget()
 
     def _forget(self) -> None:
@@ -239,6 +243,7 @@ class FusedStep(Step):
         self._captured.clear()
         self._memory = torch.cuda.graph_pool_handle() if self.graphs else None
 
+    @torch.inference_mode()
     def _capture(self, sizes: Sizes) -> _Captured:
         if len(self._captured) >= _MOST_GRAPHS:
             self._captured.pop(next(iter(self._captured)))
@@ -285,13 +290,13 @@ class FusedStep(Step):
             return
         to.wanted_from[:count] = batch.wanted_from
         to.settings[:count, 0] = batch.wanted_position
-        to.settings[:count, 1] = batch.wanted_round
         to.settings[count:, 3] = -1
         end = 0
-        for config, wanted in zip(configs, batch.wanted_counts, strict=True):
+        for (_, plan), config, wanted in zip(
+            batch.plans, configs, batch.wanted_counts, strict=True
+        ):
             here = slice(end, end := end + wanted)
-            to.settings[here, 2] = config.seed
-            to.settings[here, 3] = RANKINGS[config.ranking]
+            to.settings[here, 1:] = plan.index, config.seed, RANKINGS[config.ranking]
             to.temperature[here] = config.temperature
 
     # -- the device's side --------------------------------------------------------------------

@@ -6,11 +6,13 @@ The device's side is a `Step`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,6 +25,8 @@ from lopa.engine.step import Found, Step, places
 from lopa.errors import LopaError
 from lopa.models.transformer import Transformer
 from lopa.sequence import IntArray, Plan, Stats
+
+_T = TypeVar("_T", bound=np.generic)
 
 PREFILL_TOKENS = 2048  # what a long prompt may add to a round: tokens · share of the layers
 
@@ -146,7 +150,6 @@ class PagedRunner:
         alone = len(plan.rows) == 1
         return min(plan.rows.size, self.prefill_tokens) if alone else plan.rows.size
 
-    @torch.inference_mode()
     def begin(self, plans: Sequence[tuple[int, Plan]]) -> bool:
         self._begun = None
         if not self.step.works_alone or any(self.cost(plan) != plan.rows.size for _, plan in plans):
@@ -159,8 +162,18 @@ class PagedRunner:
         self._begun = list(plans), batch
         return True
 
-    @torch.inference_mode()
     def forward(self, plans: Sequence[tuple[int, Plan]]) -> list[Stats | None]:
+        begun, self._begun = self._begun, None
+        if begun is not None and _are_same(begun[0], plans):
+            for slot, plan in plans:
+                self._slots[slot].plan = plan
+            pieces = self._pieces(begun[1], self.step.finish())
+        else:
+            pieces = self._forward(plans)
+        return [self._stats(plan, pieces.get(slot)) for slot, plan in plans]
+
+    @torch.inference_mode()
+    def _forward(self, plans: Sequence[tuple[int, Plan]]) -> dict[int, Found | None]:
         found: dict[int, Found | None] = {}
         short = []
         for slot, plan in plans:
@@ -176,34 +189,30 @@ class PagedRunner:
         # One long prompt at a time, the one that came first.
         long = next((s for s in self._slots.values() if s.prefill is not None), None)
         if short:
-            found.update(self._forward_short(short))
+            batch = make_batch(short, self.config.shift)
+            states = [self._slots[slot] for slot, _ in short]
+            tables = [state.table for state in states]
+            made = self.step.forward(batch, tables, [state.config for state in states])
+            found |= self._pieces(batch, made)
         for slot, _ in plans:
             state = self._slots[slot]
             if state is long and state.prefill is not None:
                 found[slot] = next(state.prefill)
                 if found[slot] is not None:
                     state.prefill, state.begins = None, None
-        return [self._stats(plan, found.get(slot)) for slot, plan in plans]
-
-    def _forward_short(self, plans: list[tuple[int, Plan]]) -> dict[int, Found | None]:
-        states = [self._slots[slot] for slot, _ in plans]
-        begun, self._begun = self._begun, None
-        if begun is not None and _are_same(begun[0], plans):
-            batch = begun[1]
-            token, max_prob, ranking = self.step.finish()
-        else:
-            batch = make_batch(plans, self.config.shift)
-            token, max_prob, ranking = self.step.forward(
-                batch, [s.table for s in states], [s.config for s in states]
-            )
-        found: dict[int, Found | None] = {}
-        end = 0
-        pieces = zip(plans, states, batch.first_rows, batch.wanted_counts, strict=True)
-        for (slot, plan), state, row, count in pieces:
-            here = slice(end, end := end + count)
-            found[slot] = token[here], max_prob[here], ranking[here]
-            state.begins = batch.row_begin[row : row + len(plan.rows)]
         return found
+
+    def _pieces(self, batch: Batch, found: Found) -> dict[int, Found | None]:
+        """By slot; where its rows are is noted for the commit."""
+        token, max_prob, ranking = found
+        pieces: dict[int, Found | None] = {}
+        end = 0
+        counts = zip(batch.plans, batch.first_rows, batch.wanted_counts, strict=True)
+        for (slot, plan), row, count in counts:
+            here = slice(end, end := end + count)
+            pieces[slot] = token[here], max_prob[here], ranking[here]
+            self._slots[slot].begins = batch.row_begin[row : row + len(plan.rows)]
+        return pieces
 
     def _check_carry(self, state: _Slot, plan: Plan) -> None:
         at_edge = self.config.shift and plan.start and plan.wanted[:, 0].any()
@@ -214,17 +223,20 @@ class PagedRunner:
     def _stats(plan: Plan, found: Found | None) -> Stats | None:
         if found is None:
             return None
-        if np.isnan(found[1]).any():
+        if math.isnan(found[1].sum()):
             raise LopaError(
                 "the model's logits are not numbers: try another dtype, or fetch the weights again"
             )
-        arrays = np.zeros(plan.rows.shape, np.int64), *np.zeros((2, *plan.rows.shape))
         wanted = plan.wanted.reshape(-1).nonzero()[0]
-        for array, values in zip(arrays, found, strict=True):
-            array.reshape(-1)[wanted] = values
-        return Stats(*arrays)
 
-    @torch.inference_mode()
+        def spread(values: npt.NDArray[_T]) -> npt.NDArray[_T]:
+            array = np.zeros(plan.rows.size, values.dtype)
+            array[wanted] = values
+            return array.reshape(plan.rows.shape)
+
+        token, max_prob, ranking = found
+        return Stats(spread(token), spread(max_prob), spread(ranking))
+
     def commit(self, winners: Sequence[tuple[int, int]]) -> None:
         source, place, carries = [], [], []
         for number, winner in winners:
@@ -238,7 +250,8 @@ class PagedRunner:
                 place.append(places(slot.table, plan.start, plan.commit))
                 carries.append((begin + plan.commit - 1, number))
         if source:
-            self.step.commit(np.concatenate(source), np.concatenate(place), carries)
+            with torch.inference_mode():
+                self.step.commit(np.concatenate(source), np.concatenate(place), carries)
         for number, winner in winners:
             self._committed(number, self._slots[number], winner)
 

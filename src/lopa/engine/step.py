@@ -144,6 +144,7 @@ class Step:
                 :, source * PAGE : (source + 1) * PAGE
             ]
 
+    @torch.inference_mode()
     def statistics(self, batch: Batch, hidden: Tensor, configs: Sequence[DecodeConfig]) -> Found:
         source = torch.from_numpy(batch.wanted_from).to(self.device)
         rows = hidden[source.clamp(min=0)]

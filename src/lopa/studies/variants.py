@@ -62,23 +62,12 @@ class Observed(Variant):
         plan, frame = self._plan, self._frame
         assert plan is not None
         assert frame is not None
-        _, view = self._columns(plan, frame)
-        masks = plan.wanted[:, view]
+        seen, size = self._seen(plan, frame, stats), self.window.size
         found: dict[str, list[float]] = {
-            name: lookahead.score(
-                masks,
-                masks.sum(axis=1),
-                stats.max_prob[:, view],
-                stats.ranking[:, view],
-                self.ahead,
-                self.window.size,
-                config,
-                self._ends(stats.token[:, view]),
-            ).tolist()
+            name: lookahead.score(seen, self.ahead, size, config).tolist()
             for name, config in self._configs.items()
         }
-        ends = self._ends(stats.token[:, view])
-        brought = self._brought(list(range(len(plan.rows))), plan, stats, frame, view, ends)
+        brought = self._brought(list(range(len(plan.rows))), seen, plan, frame)
         placed = [*(ahead.max_prob for ahead in self.ahead), None]
         winner = super().choose(stats)
         self.notes["scores"].append(found)
