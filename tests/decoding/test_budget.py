@@ -162,37 +162,18 @@ def test_what_a_round_brought_is_what_the_budget_learns() -> None:
         assert tokens == len(record.fills) + lookahead
 
 
-@pytest.mark.parametrize("window", ["pipeline", "blocks"])
-@pytest.mark.parametrize("seed", range(4))
-def test_the_frame_of_fewer_branches_is_that_of_a_window_opened_for_them(
-    window: str, seed: int
-) -> None:
-    """Opened once for all candidates, it is cut down to the rows that are tried."""
-    decoder = new_decoder(auto(window=window, objective="tpf"))
-    source = MadeUp(seed, eos_share=0.05)
-    worth, cuts = decoder._worth, 0
-
-    def fewer(budget: Budget) -> int:
-        nonlocal cuts
-        count = min(worth(budget), decoder.round % 4)
-        cuts += count < len(decoder.ahead)
-        return count
-
-    decoder._worth = fewer  # type: ignore[method-assign]
-    while (plan := decoder.plan()) is not None:
-        decoder.advance(source.stats(decoder, plan))
-        assert decoder._opened is not None
-        kept, kept_eos = decoder._opened
-        fresh, eos = decoder._open()
-        assert kept_eos == eos
-        if kept is None or fresh is None:
-            assert kept is fresh
-            continue
-        for name in ("start", "cached", "commit", "first", "fresh"):
-            assert getattr(kept, name) == getattr(fresh, name)
-        for name in ("blocks", "ends", "may_force"):
-            assert getattr(kept, name).tolist() == getattr(fresh, name).tolist()
-    assert cuts
+def test_a_round_is_learnt_of_after_the_next_is_chosen() -> None:
+    """So it can wait until the device has the next one; each is paired with its own cost."""
+    budget = Budget(LINEAR)
+    budget.learn([3])  # the first round of a sequence, which nobody chose
+    costs = []
+    for row in (32, 64, 128):
+        budget.branches(row, 0, 0.0)
+        costs.append(LINEAR(row))
+    for tokens, spent in ((5, costs[0]), (7, sum(costs[:2])), (9, sum(costs))):
+        budget.learn([tokens])
+        assert budget._spent == pytest.approx(spent)
+    assert budget._tokens == 5 + 7 + 9
 
 
 def test_one_without_rivals_may_not_have_won() -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left as bisect
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -75,7 +76,8 @@ class Budget:
         self.cost = cost
         self._cost = cache(cost)  # rounds are of few sizes
         self._steps = [_Mean() for _ in AUTO_BRANCHES[1:]]  # what a choice adds to the one before
-        self._chosen = 0.0  # cost of the round that was chosen last
+        # Of the rounds that were chosen and not learnt of yet; the first of all is not chosen.
+        self._costs = deque([0.0])
         self._tokens = self._spent = 0.0  # what all chosen rounds have brought and cost
         self._lost = 0.0  # tokens that trials are expected to have cost
 
@@ -95,10 +97,13 @@ class Budget:
         return found
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """tokens: what each of those winners brought, its lookahead token included."""
-        if self._chosen:  # the first round of a sequence is not
+        """tokens: what each of those winners brought, its lookahead token included.
+
+        Rounds come in turn; the next may have been chosen already.
+        """
+        if cost := self._costs.popleft():
             self._tokens += tokens[-1]
-            self._spent += self._chosen
+            self._spent += cost
         for step in self._steps:
             step.fade()
         for step, fewer, more in zip(self._steps, tokens, tokens[1:], strict=False):
@@ -133,7 +138,7 @@ class Budget:
             if self._lost + loss <= TRIALS * self._tokens:
                 self._lost += loss
                 best = 1
-        self._chosen = costs[best]
+        self._costs.append(costs[best])
         return best
 
     def _rate(self, costs: dict[int, float], gains: dict[int, float]) -> float:

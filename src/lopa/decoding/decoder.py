@@ -9,7 +9,6 @@ rank of a group.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -91,7 +90,6 @@ class Decoder:
         blocks = self.tokens[self.window.base :].reshape(-1, self.window.size)
         self._masks: list[int] = (blocks == mask_id).sum(axis=1).tolist()  # by block
         self._frame: Frame | None = None
-        self._opened: tuple[Frame | None, list[bool]] | None = None  # the next one, where known
         self._plan: Plan | None = None
         self._chosen: _Chosen | None = None
 
@@ -141,7 +139,10 @@ class Decoder:
             self.end("rounds")
             return None
         size, base = self.window.size, self.window.base
-        (frame, eos), self._opened = self._opened or self._open(), None
+        eos = [self.has_eos or a.token in self.eos_ids for a in self.ahead] + [self.has_eos]
+        frame = self.window.open(
+            self._masks, [(a.position - base) // size for a in self.ahead], eos
+        )
         if frame is None:
             self.end("eos" if self.has_eos else "length")
             return None
@@ -183,7 +184,8 @@ class Decoder:
     def choose(self, stats: Stats) -> int:
         """Take the round's statistics; returns the winner, which the runner commits.
 
-        The next `plan` is there from now on. `record` can wait until the device has it.
+        The next `plan` is there from now on. `record` can wait until the device has it, as can what
+        there is to learn from the round: it counts from the next but one on.
         """
         plan, frame = self._plan, self._frame
         if plan is None or frame is None:
@@ -194,8 +196,6 @@ class Decoder:
         if ahead:
             scores = lookahead.score(seen, ahead, size, config)
             winner = self._select(scores)
-        if self.budget is not None:
-            self._learn(self.budget, scores, seen, plan, frame)
 
         # The winner becomes the anchor, its lookahead token included, and is filled.
         if winner < len(ahead):
@@ -219,7 +219,7 @@ class Decoder:
 
         self.window.close(frame, winner, self._masks)
         if self.budget is not None:
-            self._try(self._worth(self.budget))
+            self.ahead = self.ahead[: self._worth(self.budget)]
         self._block_round = self._block_round + 1 if self._masks[frame.first] else 0
         self._plan = self._frame = None
         if config.early_stop and self.has_eos:
@@ -250,6 +250,8 @@ class Decoder:
         chosen, self._chosen = self._chosen, None
         if chosen is None:
             raise RuntimeError("a record without a round")
+        if self.budget is not None:
+            self._learn(self.budget, chosen)
         plan, frame, seen = chosen.plan, chosen.frame, chosen.seen
         scores = chosen.scores
         if scores is None:
@@ -292,9 +294,10 @@ class Decoder:
 
     def _candidates(self, row: int, seen: Seen) -> BoolArray:
         """The masks of a row that a lookahead may be placed on."""
+        masks: BoolArray = seen.masks[row].copy()
         if self.config.lookahead_eos:
-            return seen.masks[row].copy()
-        masks: BoolArray = seen.masks[row] & ~seen.ends[row]
+            return masks
+        masks &= ~seen.ends[row]
         if self.has_eos and (end := self.first_eos) is not None:
             masks[max(0, self.prompt + end - seen.offset) :] = False
         return masks
@@ -314,59 +317,29 @@ class Decoder:
             found = here if found is None else found | here
         return np.zeros(tokens.shape, np.bool_) if found is None else found
 
-    def _open(self) -> tuple[Frame | None, list[bool]]:
-        """The frame of the next round, and which of its rows hold an end of text."""
-        size, base = self.window.size, self.window.base
-        blocks_ahead = [(a.position - base) // size for a in self.ahead]
-        eos = [self.has_eos or a.token in self.eos_ids for a in self.ahead] + [self.has_eos]
-        return self.window.open(self._masks, blocks_ahead, eos), eos
-
     def _worth(self, budget: Budget) -> int:
         """How many of the lookaheads there are the next round is to try."""
-        frame, _ = self._opened = self._open()
-        if frame is None:
+        anchor = self.window.open(self._masks, [], [self.has_eos])
+        if anchor is None:
             return 0
         sure = self.ahead[0].max_prob if self.ahead else 0.0
-        last = frame.first + frame.blocks[-1]  # of the anchor
+        last = anchor.first + anchor.blocks[0]
         alone = self.config.window == "pipeline" and last == 1 < self.window.count
-        row = frame.ends[-1] - frame.start
-        return budget.branches(row, len(self.ahead), sure, alone=alone)
+        return budget.branches(anchor.ends[0] - anchor.start, len(self.ahead), sure, alone=alone)
 
-    def _try(self, count: int) -> None:
-        """Leave so many of the lookaheads, and of the rows of the frame that is open."""
-        assert self._opened is not None
-        frame, eos = self._opened
-        if frame is not None and count < len(self.ahead):
-            rows = [*range(count), -1]
-            blocks = [frame.blocks[row] for row in rows]
-            frame = replace(
-                frame,
-                blocks=blocks,
-                ends=[frame.ends[row] for row in rows],
-                may_force=frame.may_force[rows, : max(blocks)],
-            )
-            self._opened = frame, [*eos[:count], eos[-1]]
-        self.ahead = self.ahead[:count]
-
-    def _learn(
-        self,
-        budget: Budget,
-        scores: lookahead.Scores | None,
-        seen: Seen,
-        plan: Plan,
-        frame: Frame,
-    ) -> None:
+    def _learn(self, budget: Budget, chosen: _Chosen) -> None:
         """Tell the budget what the round would have brought with each number of branches."""
         rivals = [0]
-        if scores is not None:
-            lone = lookahead.wins_alone(scores, self.ahead, self.config)
-            rivals = budget.winners(scores.tolist(), lone)
+        if chosen.scores is not None:
+            lone = lookahead.wins_alone(chosen.scores, chosen.ahead, self.config)
+            rivals = budget.winners(chosen.scores.tolist(), lone)
         rows = sorted({*rivals})
-        tokens = dict(zip(rows, self._brought(rows, seen, plan, frame), strict=True))
+        tokens = dict(zip(rows, self._brought(rows, chosen), strict=True))
         budget.learn([tokens[row] for row in rivals])
 
-    def _brought(self, rows: list[int], seen: Seen, plan: Plan, frame: Frame) -> list[int]:
+    def _brought(self, rows: list[int], chosen: _Chosen) -> list[int]:
         """Tokens that each row would bring as the winner, less those behind an end of text."""
+        seen, plan, frame = chosen.seen, chosen.plan, chosen.frame
         size = self.window.size
         if self.config.window == "pipeline":  # every row at once
             masks = seen.masks[rows]
@@ -379,14 +352,15 @@ class Decoder:
             passed = np.stack([filled.chosen.ravel() for filled in fills])
             forced = np.zeros(len(rows), np.int64)
         over = passed & seen.ends[rows]
-        if any(self._eos_rows):  # some are there already; those of a prompt are none
+        if any(chosen.eos):  # some are there already; those of a prompt are none
             columns = np.arange(seen.offset, seen.offset + passed.shape[1])
             there = plan.rows[rows][:, columns - plan.start]
             over |= self._ends(there) & (columns >= self.prompt)
         if over.any():
             passed = passed & (np.cumsum(over, axis=1) - over == 0)
         found = (passed.sum(axis=1) + forced).tolist()
-        return [count + (row < len(self.ahead)) for row, count in zip(rows, found, strict=True)]
+        lookaheads = len(chosen.ahead)
+        return [count + (row < lookaheads) for row, count in zip(rows, found, strict=True)]
 
     def _fill(self, cells: fill.Cells, frame: Frame) -> fill.Filled:
         config = self.config

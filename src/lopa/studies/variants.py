@@ -10,7 +10,7 @@ import numpy as np
 from lopa.config import DecodeConfig, ScoreName
 from lopa.decoding import lookahead
 from lopa.decoding.decoder import Decoder
-from lopa.sequence import FloatArray, Stats
+from lopa.sequence import FloatArray, Round
 
 
 class Variant(Decoder):
@@ -58,23 +58,19 @@ class Observed(Variant):
         self._configs = {name: _scored_by(self.config, name) for name in names}
         self.notes: dict[str, Any] = {"scores": [], "brought": [], "winners": [], "placed": []}
 
-    def choose(self, stats: Stats) -> int:
-        plan, frame = self._plan, self._frame
-        assert plan is not None
-        assert frame is not None
-        seen, size = self._seen(plan, frame, stats), self.window.size
+    def record(self) -> Round:
+        chosen, size = self._chosen, self.window.size
+        assert chosen is not None
         found: dict[str, list[float]] = {
-            name: lookahead.score(seen, self.ahead, size, config).tolist()
+            name: lookahead.score(chosen.seen, chosen.ahead, size, config).tolist()
             for name, config in self._configs.items()
         }
-        brought = self._brought(list(range(len(plan.rows))), seen, plan, frame)
-        placed = [*(ahead.max_prob for ahead in self.ahead), None]
-        winner = super().choose(stats)
+        placed = [*(ahead.max_prob for ahead in chosen.ahead), None]
         self.notes["scores"].append(found)
-        self.notes["brought"].append(brought)
-        self.notes["winners"].append(winner)
-        self.notes["placed"].append(placed[winner])
-        return winner
+        self.notes["brought"].append(self._brought(list(range(len(placed))), chosen))
+        self.notes["winners"].append(chosen.winner)
+        self.notes["placed"].append(placed[chosen.winner])
+        return super().record()
 
 
 def _scored_by(config: DecodeConfig, name: ScoreName) -> DecodeConfig:
