@@ -146,12 +146,12 @@ def test_whether_the_first_would_win_alone(seed: int) -> None:
 
 def test_spawn_ranks_and_keeps_the_floor() -> None:
     ranking = np.array([0.3, 0.9, 0.3, 0.5], np.float32)
-    seen = seen_at(np.ones((2, 4), bool), np.stack([ranking, 0 * ranking]))
-    seen = seen._replace(offset=10, token=np.stack([np.arange(4), np.zeros(4, int)]))
-    left = np.array([True, False, True, True])
-    config = DecodeConfig(branches=2)
-    found = lookahead.spawn(left, 0, seen, ranking, config)
-    assert [(a.position, a.token) for a in found] == [(13, 3), (10, 0)]
-    config = DecodeConfig(branches=2, lookahead_floor=0.4)
-    found = lookahead.spawn(left, 0, seen, ranking, config)
-    assert [a.position for a in found] == [13]
+    seen = seen_at(np.ones((2, 4), bool), np.stack([0 * ranking, ranking]))
+    seen = seen._replace(offset=10, token=np.stack([np.zeros(4, int), np.arange(4)]))
+    free = np.array([True, False, True, True])
+    best = lookahead.candidates(free, ranking, ranking, DecodeConfig(branches=2))
+    assert best.tolist() == [3, 0]
+    found = lookahead.spawn(best, 1, seen, ranking)
+    assert found == [Lookahead(13, 3, 0.5, 0.5), Lookahead(10, 0, *[float(ranking[0])] * 2)]
+    above = DecodeConfig(branches=2, lookahead_floor=0.4)
+    assert lookahead.candidates(free, ranking, ranking, above).tolist() == [3]

@@ -211,15 +211,8 @@ class Decoder:
         filled = seen.token[winner, columns]
         self.tokens[seen.offset + columns] = filled
         self.has_eos = self._eos_rows[winner] or not self.eos_ids.isdisjoint(filled.tolist())
-        if config.most_branches:
-            free = self._candidates(winner, seen)
-            free[: len(chosen)] &= ~chosen
-            ranked = self._ranked(seen.ranking[winner])
-            self.ahead = lookahead.spawn(free, winner, seen, ranked, config)
-
         self.window.close(frame, winner, self._masks)
-        if self.budget is not None:
-            self.ahead = self.ahead[: self._worth(self.budget)]
+        self.ahead = self._look_ahead(winner, chosen, seen) if config.most_branches else []
         self._block_round = self._block_round + 1 if self._masks[frame.first] else 0
         self._plan = self._frame = None
         if config.early_stop and self.has_eos:
@@ -292,7 +285,18 @@ class Decoder:
         """What positions to look ahead at are ranked by, the highest first."""
         return ranking
 
-    def _candidates(self, row: int, seen: Seen) -> BoolArray:
+    def _look_ahead(self, row: int, chosen: BoolArray, seen: Seen) -> list[Lookahead]:
+        """The branches of the next round, from the winner's row and what was filled of it."""
+        free = self._free(row, seen)
+        free[: len(chosen)] &= ~chosen
+        max_prob, ranking = seen.max_prob[row], self._ranked(seen.ranking[row])
+        columns = lookahead.candidates(free, max_prob, ranking, self.config)
+        if self.budget is not None:
+            sure = float(max_prob[columns[0]]) if len(columns) else 0.0
+            columns = columns[: self._worth(self.budget, len(columns), sure)]
+        return lookahead.spawn(columns, row, seen, ranking)
+
+    def _free(self, row: int, seen: Seen) -> BoolArray:
         """The masks of a row that a lookahead may be placed on."""
         masks: BoolArray = seen.masks[row].copy()
         if self.config.lookahead_eos:
@@ -317,15 +321,14 @@ class Decoder:
             found = here if found is None else found | here
         return np.zeros(tokens.shape, np.bool_) if found is None else found
 
-    def _worth(self, budget: Budget) -> int:
-        """How many of the lookaheads there are the next round is to try."""
+    def _worth(self, budget: Budget, candidates: int, sure: float) -> int:
+        """How many of the candidates the next round is to try; see `Budget.branches`."""
         anchor = self.window.open(self._masks, [], [self.has_eos])
         if anchor is None:
             return 0
-        sure = self.ahead[0].max_prob if self.ahead else 0.0
         last = anchor.first + anchor.blocks[0]
         alone = self.config.window == "pipeline" and last == 1 < self.window.count
-        return budget.branches(anchor.ends[0] - anchor.start, len(self.ahead), sure, alone=alone)
+        return budget.branches(anchor.ends[0] - anchor.start, candidates, sure, alone=alone)
 
     def _learn(self, budget: Budget, chosen: _Chosen) -> None:
         """Tell the budget what the round would have brought with each number of branches."""

@@ -14,23 +14,27 @@ Scores = npt.NDArray[np.float64]
 NO_MASK_SCORE = 1.0  # a branch with nothing left to be unsure about
 
 
-def spawn(
+def candidates(
     free: BoolArray,  # [N] masks of the winner that are left to look ahead at
-    row: int,  # the winner's
-    seen: Seen,
+    max_prob: FloatArray,  # [N]
     ranking: FloatArray,  # [N]
     config: DecodeConfig,
-) -> list[Lookahead]:
-    """The best-ranked masks with their tokens, one a branch; ties go to the lower position."""
-    max_prob = seen.max_prob[row]
-    places = free.nonzero()[0]
+) -> IntArray:
+    """Columns to look ahead at, the best-ranked first; ties go to the lower position."""
+    columns = free.nonzero()[0]
     if config.lookahead_floor > 0:
-        places = places[max_prob[places] >= np.float32(config.lookahead_floor)]
-    best = places[(-ranking[places]).argsort(kind="stable")[: config.most_branches]]
-    columns = best, seen.token[row, best], ranking[best], max_prob[best]
+        columns = columns[max_prob[columns] >= np.float32(config.lookahead_floor)]
+    order = (-ranking[columns]).argsort(kind="stable")
+    best: IntArray = columns[order[: config.most_branches]]
+    return best
+
+
+def spawn(columns: IntArray, row: int, seen: Seen, ranking: FloatArray) -> list[Lookahead]:
+    """The row's tokens at these columns, one a branch."""
+    found = columns, seen.token[row, columns], ranking[columns], seen.max_prob[row, columns]
     return [
         Lookahead(seen.offset + p, t, c, m)
-        for p, t, c, m in zip(*(x.tolist() for x in columns), strict=True)
+        for p, t, c, m in zip(*(x.tolist() for x in found), strict=True)
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lopa.engine.kernels import matmul
 from lopa.engine.kernels.matmul import Tiling, fitted, scaled_matmul, splits_for, tiling
 
 
@@ -62,17 +63,10 @@ def test_stages_go_by_the_shared_memory(rows: int, columns: int) -> None:
     assert (tile.rows + tile.columns) * tile.inner * small.stages <= 98 * 1024
 
 
-def test_refuses_to_split_too_many_tiles() -> None:
-    x, scale = torch.zeros(64, 32, dtype=torch.int8), torch.ones(64, 1)
-    w = torch.zeros(64 * 1025, 32, dtype=torch.int8)
-    with pytest.raises(ValueError, match="1025 tiles"):
-        scaled_matmul(
-            x,
-            scale,
-            w,
-            torch.ones(len(w), 1),
-            None,
-            torch.float32,
-            splits=2,
-            tile=Tiling(64, 64, 16, 4, 2),
-        )
+def test_refuses_to_split_too_many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul, "MOST", 2)
+    x, w = torch.zeros(64, 32, dtype=torch.int8), torch.zeros(64 * 3, 32, dtype=torch.int8)
+    scales = torch.ones(64, 1), torch.ones(64 * 3, 1)
+    tile = Tiling(64, 64, 16, 4, 2)
+    with pytest.raises(ValueError, match="3 tiles"):
+        scaled_matmul(x, scales[0], w, scales[1], None, torch.float32, splits=2, tile=tile)

@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lopa.engine.kernels.counters import MOST, counters
+
 _LEAST_SHARE = 4096  # of the inner axis, for a program to be worth its parts
-_MOST_TILES = 1024  # that are split
 
 
 class Tiling(NamedTuple):
@@ -123,9 +124,6 @@ def splits_for(rows: int, columns: int, inner: int, tile: Tiling) -> int:
     return max(1, min(tile.programs // tiles, inner // _LEAST_SHARE))
 
 
-_arrived: dict[torch.device, Tensor] = {}
-
-
 def scaled_matmul(
     x: Tensor,  # [M, K]
     x_scale: Tensor,  # [M, 1]
@@ -149,7 +147,9 @@ def scaled_matmul(
     if splits > 1:
         shape = (tiles, splits, tile.rows, tile.columns)
         parts = out.new_empty(shape, dtype=torch.int32 if whole else torch.float32)
-        arrived = _counters(x.device, tiles)
+        if tiles > MOST:
+            raise ValueError(f"{tiles} tiles are too many to be split")
+        arrived = counters(x.device)
     _scaled[(tiles, splits)](
         x,
         w,
@@ -185,12 +185,3 @@ def _shared_memory(device: torch.device) -> int:
         return 1 << 20
     found: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     return found - 1024
-
-
-def _counters(device: torch.device, tiles: int) -> Tensor:
-    """Zeros that every product leaves as zeros; products follow one another on a device."""
-    if tiles > _MOST_TILES:
-        raise ValueError(f"{tiles} tiles are too many to be split")
-    if device not in _arrived:  # graphs keep its address: it stays
-        _arrived[device] = torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
-    return _arrived[device]
