@@ -48,16 +48,19 @@ for part in $parts; do
             with=(--quantize $kind)
             [ $kind = bf16 ] && with=()
             measure rounds_$kind.json "${lopa[@]}" bench round "${seven[@]}" "${with[@]}" \
-                --branches 0,1,3,7,14 --window 64,96 --prefix 768
+                --branches 0,1,3,7,14 --window 64,96 --prefix 768 --passes 3
         done
         ;;
     together)
         for kind in bf16 fp8; do
             with=(--decoder d2f --max-new-tokens 64 --limit 32 --together 32)
             [ $kind = bf16 ] || with+=(--quantize $kind)
+            # Tokens a row: two blocks of 32; one block at a time, of 32 and of 16.
             measure together_${kind}_64.json "${lopa[@]}" bench decode "${seven[@]}" "${with[@]}"
-            measure together_${kind}_32.json "${lopa[@]}" bench decode "${seven[@]}" "${with[@]}" \
-                --append-at 1 # one block at a time
+            with+=(--append-at 1)
+            measure together_${kind}_32.json "${lopa[@]}" bench decode "${seven[@]}" "${with[@]}"
+            with+=(--block-size 16)
+            measure together_${kind}_16.json "${lopa[@]}" bench decode "${seven[@]}" "${with[@]}"
         done
         ;;
     precision) measure precision.txt "$python" benchmarks/precision.py --out "$out/precision.jsonl" ;;

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from lopa import LLM, DecodeConfig
+from lopa.engine import layout
 from lopa.engine.batch import Batch
 from lopa.engine.calibration import steady_session
-from lopa.engine.fused import FusedStep, Sizes, _Arrays, _buffer_size, _cut
+from lopa.engine.fused import FusedStep
 from lopa.engine.paged import PagedRunner
 from lopa.engine.pages import Pages
 from lopa.engine.step import Found
@@ -35,21 +36,25 @@ class NoDevice(FusedStep):
         super().__init__(model, pages)
         self.works_alone = True
         self.draw = np.random.default_rng(0)
-        self.buffers: dict[Sizes, _Arrays] = {}
+        self.bodies: dict[layout.BodySizes, layout.Body[IntArray]] = {}
+        self.heads: dict[layout.HeadSizes, layout.Head[IntArray]] = {}
         self.started = self.answered = 0.0
         self.wanted = 0
 
     def begin(
         self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
     ) -> None:
-        sizes = self._sizes(batch, configs)
+        sizes = layout.body_sizes(batch, self._group)
         self._make_room(sizes.tokens)
-        if sizes not in self.buffers:
-            buffer = torch.zeros(_buffer_size(sizes), dtype=torch.int32)
-            self.buffers[sizes] = _Arrays.of(_cut(buffer, sizes))
-        self._fill(self.buffers[sizes], batch, configs, sizes)
-        self.wanted = len(batch.wanted_from)
+        if sizes not in self.bodies:
+            self.bodies[sizes] = layout.body_arrays(layout.body_buffer(sizes), sizes)
+        layout.fill_body(self.bodies[sizes], batch, self._group)
         self.started = time.perf_counter()
+        head = layout.head_sizes(batch, configs)
+        if head not in self.heads:
+            self.heads[head] = layout.head_arrays(layout.head_buffer(head), head)
+        layout.fill_head(self.heads[head], batch, configs)
+        self.wanted = len(batch.wanted_from)
 
     def finish(self) -> Found:
         token = self.draw.integers(5, 100, self.wanted)

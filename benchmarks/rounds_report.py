@@ -22,13 +22,17 @@ GOALS = {  # milliseconds of a whole round, by precision, branches and window
     ("bf16", 7, 64): 12.0,
     ("fp8", 7, 64): 8.0,
 }
-ROWS = {"64": "64 tokens (two blocks)", "32": "32 tokens (`--append-at 1`)"}
+ROWS = {
+    "64": "64 tokens (two blocks)",
+    "32": "32 tokens (`--append-at 1`)",
+    "16": "16 tokens (`--append-at 1 --block-size 16`)",
+}
 
 
 def rounds(folder: Path) -> str:
     found = {kind: json.loads((folder / f"rounds_{kind}.json").read_text()) for kind in KINDS}
-    heads = ("layers", "rows × tokens", "round ms", "goal", "forward ms", "host ms", "floor ms",
-             "round / floor", "GB/s", "TFLOP/s")  # fmt: skip
+    heads = ("layers", "rows × tokens", "masks", "round ms", "goal", "forward ms", "host ms",
+             "floor ms", "round / floor", "GB/s", "TFLOP/s")  # fmt: skip
     lines = []
     for kind, run in found.items():
         for one in run["rounds"]:
@@ -37,6 +41,7 @@ def rounds(folder: Path) -> str:
                 (
                     kind,
                     f"{one['branches'] + 1} × {one['window']}",
+                    f"{one['masks']:.0f}" if "masks" in one else "",
                     f"{one['round_ms']:.2f}",
                     f"{goal:.1f}" if goal else "",
                     f"{one['forward_ms']:.2f}",

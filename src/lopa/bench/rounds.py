@@ -24,6 +24,7 @@ class RoundTime:
     window: int
     prefix: int
     tokens: int  # rows · window
+    masks: float  # median: positions whose statistics were asked for, which the head is for
     rounds: int  # how many were timed
     round_ms: float  # median: plan, forward, selection, commit
     forward_ms: float  # median: the forward alone; on a GPU by the device's own clock
@@ -56,51 +57,71 @@ class _Timed:
         return found
 
 
-def time_rounds(
-    llm: LLM, ceilings: Ceilings, *, branches: int, window: int, prefix: int, rounds: int
-) -> RoundTime:
+class SteadyRounds:
     """Rounds of `branches` + 1 rows of `window` tokens behind a cached prefix."""
-    if window % BLOCK or window < BLOCK:
-        raise ConfigError(f"window {window} is not a multiple of the block of {BLOCK}")
-    timed = _Timed(llm.runner)
-    whole: list[float] = []
-    forwards: list[float] = []
-    while len(whole) < rounds:
-        session = steady_session(
-            timed, llm.config, llm.decode_config, branches, window, prefix, block_size=BLOCK
+
+    def __init__(self, llm: LLM, *, branches: int, window: int, prefix: int) -> None:
+        if window % BLOCK or window < BLOCK:
+            raise ConfigError(f"window {window} is not a multiple of the block of {BLOCK}")
+        self.llm, self.branches, self.window, self.prefix = llm, branches, window, prefix
+        self._whole: list[float] = []
+        self._forwards: list[float] = []
+        self._masks: list[int] = []
+
+    def time(self, rounds: int) -> None:
+        """So many more."""
+        llm, window, prefix = self.llm, self.window, self.prefix
+        timed = _Timed(llm.runner)
+        wanted = len(self._whole) + rounds
+        while len(self._whole) < wanted:
+            session = steady_session(
+                timed,
+                llm.config,
+                llm.decode_config,
+                self.branches,
+                window,
+                prefix,
+                block_size=BLOCK,
+            )
+            ended = time.perf_counter()
+            try:
+                while len(self._whole) < wanted:
+                    event = session.step(ahead=True)
+                    # From one step's end to the next: a round, whatever of it goes on meanwhile.
+                    began, ended = ended, time.perf_counter()
+                    if event is None:
+                        break
+                    found = event.round
+                    full = found.branches[-1].end - found.start == window
+                    if full and len(found.branches) == self.branches + 1 and found.start >= prefix:
+                        self._whole.append(ended - began)
+                        self._forwards.append(timed.seconds[-1])
+                        self._masks.append(sum(branch.masks for branch in found.branches))
+            finally:
+                session.close()
+
+    def result(self, ceilings: Ceilings) -> RoundTime:
+        """Medians of all that were timed."""
+        llm = self.llm
+        tokens = (self.branches + 1) * self.window
+        median = statistics.median(self._whole)
+        floor = ceilings.floor(llm.config, tokens, llm.dtype)
+        weights = llm.config.parameters - llm.config.vocab_size * llm.config.hidden_size
+        size = sum(p.numel() * p.itemsize for p in llm.model.parameters())
+        size -= llm.model.embedding.weight.nbytes if not llm.config.tied_head else 0
+        host = (w - f for w, f in zip(self._whole, self._forwards, strict=True))
+        return RoundTime(
+            branches=self.branches,
+            window=self.window,
+            prefix=self.prefix,
+            tokens=tokens,
+            masks=statistics.median(self._masks),
+            rounds=len(self._whole),
+            round_ms=1e3 * median,
+            forward_ms=1e3 * statistics.median(self._forwards),
+            host_ms=1e3 * statistics.median(host),
+            floor_ms=1e3 * floor,
+            ratio=median / floor,
+            gigabytes_per_second=size / median / 1e9,
+            teraflops=2 * weights * tokens / median / 1e12,
         )
-        ended = time.perf_counter()
-        try:
-            while len(whole) < rounds:
-                event = session.step(ahead=True)
-                # From one step's end to the next: a round, whatever of it goes on meanwhile.
-                began, ended = ended, time.perf_counter()
-                if event is None:
-                    break
-                record = event.round
-                full = record.branches[-1].end - record.start == window
-                if full and len(record.branches) == branches + 1 and record.start >= prefix:
-                    whole.append(ended - began)
-                    forwards.append(timed.seconds[-1])
-        finally:
-            session.close()
-    tokens = (branches + 1) * window
-    median = statistics.median(whole)
-    floor = ceilings.floor(llm.config, tokens, llm.dtype)
-    weights = llm.config.parameters - llm.config.vocab_size * llm.config.hidden_size
-    size = sum(p.numel() * p.itemsize for p in llm.model.parameters())
-    size -= llm.model.embedding.weight.nbytes if not llm.config.tied_head else 0
-    return RoundTime(
-        branches=branches,
-        window=window,
-        prefix=prefix,
-        tokens=tokens,
-        rounds=len(whole),
-        round_ms=1e3 * median,
-        forward_ms=1e3 * statistics.median(forwards),
-        host_ms=1e3 * statistics.median(w - f for w, f in zip(whole, forwards, strict=True)),
-        floor_ms=1e3 * floor,
-        ratio=median / floor,
-        gigabytes_per_second=size / median / 1e9,
-        teraflops=2 * weights * tokens / median / 1e12,
-    )

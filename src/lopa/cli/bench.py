@@ -48,6 +48,7 @@ def bench_round(
     window: Annotated[str, typer.Option(help="Tokens a row, multiples of 32.")] = "64,96",
     prefix: Annotated[int, typer.Option(min=1, help="Cached tokens before the window.")] = 768,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to time for each line.")] = 24,
+    passes: Annotated[int, typer.Option(min=1, help="Times to go over all lines.")] = 1,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     quantize: QuantizeOption = None,
@@ -66,21 +67,21 @@ def bench_round(
     be_ranks(context, devices)
     llm = load(model, None, device, dtype, quantize, devices)
     from lopa.bench.ceilings import measure
-    from lopa.bench.rounds import time_rounds
+    from lopa.bench.rounds import SteadyRounds
     from lopa.engine.quantize import KINDS
 
     ceilings = measure(llm.device, llm.dtype, KINDS[llm.quantize] if llm.quantize else None)
     console = notes()
-    lines = []
-    for tokens in windows:
-        for count in counts:
-            waiting = console.status(f"{count} branches, {tokens} tokens")
-            with waiting if console.is_terminal else nullcontext():
-                lines.append(
-                    time_rounds(
-                        llm, ceilings, branches=count, window=tokens, prefix=prefix, rounds=rounds
-                    )
-                )
+    shapes = [
+        SteadyRounds(llm, branches=count, window=tokens, prefix=prefix)
+        for tokens in windows
+        for count in counts
+    ]
+    for shape in shapes * passes:
+        waiting = console.status(f"{shape.branches} branches, {shape.window} tokens")
+        with waiting if console.is_terminal else nullcontext():
+            shape.time(rounds)
+    lines = [shape.result(ceilings) for shape in shapes]
     if as_json:
         found = {
             "host": host(llm),
@@ -95,12 +96,25 @@ def bench_round(
     print(f"{host_line(llm)}; copies {rates[0]:.0f} GB/s, products {rates[1]:.2f} TFLOP/s")
     print("times in ms, medians")
     print_table(
-        ["k", "window", "tokens", "round", "forward", "host", "floor", "×floor", "GB/s", "TFLOP/s"],
+        [
+            "k",
+            "window",
+            "tokens",
+            "masks",
+            "round",
+            "forward",
+            "host",
+            "floor",
+            "×floor",
+            "GB/s",
+            "TFLOP/s",
+        ],
         [
             (
                 str(r.branches),
                 str(r.window),
                 str(r.tokens),
+                f"{r.masks:.0f}",
                 f"{r.round_ms:.2f}",
                 f"{r.forward_ms:.2f}",
                 f"{r.host_ms:.2f}",

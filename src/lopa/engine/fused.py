@@ -1,93 +1,59 @@
 """A step on fused kernels and CUDA graphs: what a round costs is the matrix products.
 
-A round is one graph: a copy of integers to the device, the layers, a small copy back. Graphs are
-kept by the size of the batch, rounded up; what is rounded up is padding that no tile of the
-attention covers and no statistic is read from.
+A round is two graphs, of the layers and of the head, each kept by its own sizes: a copy of integers
+to the device and the layers; another such copy, the head and a small copy back. The host lays the
+head's integers out while the device is at the layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lopa.config import DecodeConfig
+from lopa.engine import layout
 from lopa.engine.batch import Batch
 from lopa.engine.kernels import pointwise
-from lopa.engine.kernels.attention import TILE, Rows, attend, most_tiles
-from lopa.engine.kernels.confidence import RANKINGS, confidence
+from lopa.engine.kernels.attention import TILE, Rows, attend
+from lopa.engine.kernels.confidence import confidence
 from lopa.engine.kernels.moves import gather, settle
+from lopa.engine.layout import Body, BodySizes, Head, HeadSizes
 from lopa.engine.pages import PAGE, Pages, pages_for
 from lopa.engine.products import products_on
 from lopa.engine.quantize import QuantizedLinear
 from lopa.engine.scaled import Scaled
 from lopa.engine.step import Found, Step
 from lopa.models.transformer import Layer, Transformer, rope
-from lopa.sequence import FloatArray, IntArray
+from lopa.sequence import IntArray
 
-_MOST_GRAPHS = 96
+_MOST_GRAPHS = 96  # of the layers, and as many of the head
 _SLOTS = 256  # to begin with
 _PROGRAMS = 264  # of the attention, that fill the device about twice
 _MOST_SPLITS = 4
 
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """What a graph is made for: at most so many tokens, rows, tiles and wanted positions."""
-
-    tokens: int
-    rows: int
-    tiles: int  # of attention
-    wanted: int  # 0: statistics are made outside
-    drawing: bool  # whether any of them is drawn
+_Sizes = TypeVar("_Sizes")
+_Graph = TypeVar("_Graph")
 
 
 @dataclass(slots=True)
-class _Inputs:
-    """One buffer of integers, cut into the arrays of a batch; the same cuts on host and device."""
-
-    tokens: Tensor
-    positions: Tensor
-    rows: Rows  # all but the table
-    wanted_from: Tensor
-    temperature: Tensor  # fp32
-    settings: Tensor  # [N, 4] int64
-
-
-@dataclass(slots=True)
-class _Arrays:
-    """The same cuts of a buffer on the host."""
-
-    tokens: IntArray
-    positions: IntArray
-    blocks: IntArray
-    tile_row: IntArray
-    tile_at: IntArray
-    begin: IntArray
-    length: IntArray
-    start: IntArray
-    cached: IntArray
-    slot: IntArray
-    wanted_from: IntArray
-    temperature: FloatArray
-    settings: IntArray
-
-    @classmethod
-    def of(cls, inputs: _Inputs) -> _Arrays:
-        found = inputs.rows._asdict() | {f.name: getattr(inputs, f.name) for f in fields(inputs)}
-        return cls(*(found[field.name].numpy() for field in fields(cls)))
-
-
-@dataclass(slots=True)
-class _Captured:
+class _BodyGraph:
     graph: torch.cuda.CUDAGraph
-    arrays: _Arrays  # parts of a pinned buffer, which a replay reads
-    out: IntArray  # [3, N] int32, pinned: token, and the bits of max_prob and ranking
+    arrays: Body[IntArray]  # parts of a pinned buffer, which a replay reads
     buffers: tuple[Tensor, ...]  # what the graph reads and writes, kept as long as it
+
+
+@dataclass(slots=True)
+class _HeadGraph:
+    graph: torch.cuda.CUDAGraph
+    arrays: Head[IntArray]
+    out: IntArray  # [3, N] int32, pinned: token, and the bits of max_prob and ranking
+    buffers: tuple[Tensor, ...]
 
 
 class FusedStep(Step):
@@ -106,8 +72,9 @@ class FusedStep(Step):
         self._staged_keys = pages.keys[:, :0]
         self._staged_values = pages.values[:, :0]
         self._hidden_rows = self.carry[:0]
-        self._captured: dict[Sizes, _Captured] = {}
-        self._begun: tuple[_Captured, Batch, Sequence[DecodeConfig]] | None = None
+        self._bodies: dict[BodySizes, _BodyGraph] = {}
+        self._heads: dict[HeadSizes, _HeadGraph] = {}
+        self._begun: tuple[_HeadGraph | None, Batch, Sequence[DecodeConfig]] | None = None
         self._forget()
 
     def open(self, slot: int, pages: Sequence[int]) -> None:
@@ -127,36 +94,46 @@ class FusedStep(Step):
         if self.graphs:
             self.begin(batch, tables, configs)
             return self.finish()
-        sizes = self._sizes(batch, configs)
+        sizes = layout.body_sizes(batch, self._group)
         self._make_room(sizes.tokens)
-        buffer = torch.zeros(_buffer_size(sizes), dtype=torch.int32)
-        self._fill(_Arrays.of(_cut(buffer, sizes)), batch, configs, sizes)
-        out = self._body(_cut(buffer.to(self.device), sizes), sizes).cpu().numpy()
-        return self._found(out, batch, configs)
+        on_host = layout.body_buffer(sizes)
+        layout.fill_body(layout.body_arrays(on_host, sizes), batch, self._group)
+        self._body(layout.cut_body(on_host.to(self.device), sizes))
+        if not all(map(_fuses, configs)) or not len(batch.wanted_from):
+            return self._outside(batch, configs)
+        head = layout.head_sizes(batch, configs)
+        on_host = layout.head_buffer(head)
+        layout.fill_head(layout.head_arrays(on_host, head), batch, configs)
+        out = self._head(layout.cut_head(on_host.to(self.device), head), head)
+        return self._found(out.cpu().numpy(), batch)
 
     def begin(
         self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
     ) -> None:
         self._wait()
-        sizes = self._sizes(batch, configs)
+        sizes = layout.body_sizes(batch, self._group)
         self._make_room(sizes.tokens)
-        captured = self._captured.pop(sizes, None) or self._capture(sizes)
-        self._captured[sizes] = captured  # the last used is the last to go
-        self._fill(captured.arrays, batch, configs, sizes)
+        body = _kept(self._bodies, sizes, self._capture_body)
+        layout.fill_body(body.arrays, batch, self._group)
         if self.timed:
             self._clock[0].record()
-        captured.graph.replay()
+        body.graph.replay()
+        head = None
+        if all(map(_fuses, configs)) and len(batch.wanted_from):
+            head = _kept(self._heads, layout.head_sizes(batch, configs), self._capture_head)
+            layout.fill_head(head.arrays, batch, configs)
+            head.graph.replay()
         if self.timed:
             self._clock[1].record()
-        self._begun = captured, batch, configs
+        self._begun = head, batch, configs
 
     def finish(self) -> Found:
         assert self._begun is not None
-        captured, batch, configs = self._begun
+        head, batch, configs = self._begun
         self._wait()
         if self.timed:
             self.forward_seconds = self._clock[0].elapsed_time(self._clock[1]) / 1e3
-        return self._found(captured.out, batch, configs)
+        return self._outside(batch, configs) if head is None else self._found(head.out, batch)
 
     def _wait(self) -> None:
         """Until the device is done with the buffers of what was begun, wanted or not."""
@@ -164,11 +141,13 @@ class FusedStep(Step):
             torch.cuda.current_stream(self.device).synchronize()
             self._begun = None
 
-    def _found(self, out: IntArray, batch: Batch, configs: Sequence[DecodeConfig]) -> Found:
+    def _outside(self, batch: Batch, configs: Sequence[DecodeConfig]) -> Found:
+        """What the confidence kernel does not do."""
+        return self.statistics(batch, self._hidden_rows, configs)
+
+    @staticmethod
+    def _found(out: IntArray, batch: Batch) -> Found:
         """out: [3, N] int32."""
-        self._hidden = self._hidden_rows
-        if not all(map(_fuses, configs)):
-            return self.statistics(batch, self._hidden, configs)
         found = out[:, : len(batch.wanted_from)]
         return found[0].astype(np.int64), found[1].view(np.float32), found[2].view(np.float32)
 
@@ -194,32 +173,22 @@ class FusedStep(Step):
 
     # -- sizes --------------------------------------------------------------------------------
 
-    def _sizes(self, batch: Batch, configs: Sequence[DecodeConfig]) -> Sizes:
-        fused = all(map(_fuses, configs))  # else statistics are made outside
-        wanted = len(batch.wanted_from) if fused else 0
-        drawing = fused and any(config.temperature > 0 for config in configs)
-        return self._rounded(batch.size, len(batch.row_begin), wanted, drawing)
-
-    def _rounded(self, tokens: int, rows: int, wanted: int, drawing: bool) -> Sizes:
-        return _rounded(tokens, rows, wanted, drawing, self._group)
-
     def warm_up(self, tokens: int) -> None:
         """Capture what batches of up to so many tokens in up to 16 rows take, nothing drawn."""
         if not self.graphs:
             return
-        self._make_room(_round_up(tokens))
-        for sizes in self._common_sizes(tokens):
-            if sizes not in self._captured:
-                self._captured[sizes] = self._capture(sizes)
+        self._make_room(layout.round_up(tokens))
+        bodies, heads = self._common_sizes(tokens)
+        for sizes in bodies:
+            _kept(self._bodies, sizes, self._capture_body)
+        for head in heads:
+            _kept(self._heads, head, self._capture_head)
 
-    def _common_sizes(self, tokens: int) -> list[Sizes]:
+    def _common_sizes(self, tokens: int) -> tuple[list[BodySizes], list[HeadSizes]]:
         """The largest first, so that the others find their memory."""
-        found = {
-            self._rounded(size, 1, wanted, False)
-            for size in range(1, tokens + 1)
-            for wanted in (1, size)
-        }
-        return sorted(found, key=lambda sizes: (sizes.tokens, sizes.wanted), reverse=True)
+        counts = sorted({layout.round_up(count) for count in range(1, tokens + 1)}, reverse=True)
+        bodies = [layout.rounded_body(count, 1, self._group) for count in counts]
+        return bodies, [HeadSizes(count, False) for count in counts]
 
     def _make_room(self, tokens: int) -> None:
         """Staging for so many tokens."""
@@ -240,84 +209,73 @@ class FusedStep(Step):
     def _forget(self) -> None:
         """Graphs that were captured on buffers that are gone. Their memory goes with them."""
         self._wait()
-        self._captured.clear()
+        self._bodies.clear()
+        self._heads.clear()
         self._memory = torch.cuda.graph_pool_handle() if self.graphs else None
 
     @torch.inference_mode()
-    def _capture(self, sizes: Sizes) -> _Captured:
-        if len(self._captured) >= _MOST_GRAPHS:
-            self._captured.pop(next(iter(self._captured)))
-        on_host = torch.zeros(_buffer_size(sizes), dtype=torch.int32, pin_memory=True)
-        arrays = _Arrays.of(_cut(on_host, sizes))
-        arrays.tile_row[:] = -1
+    def _capture_body(self, sizes: BodySizes) -> _BodyGraph:
+        on_host = layout.body_buffer(sizes, pinned=True)
         on_device = on_host.to(self.device)
-        inputs = _cut(on_device, sizes)
+        inputs = layout.cut_body(on_device, sizes)
+
+        def work() -> None:
+            on_device.copy_(on_host, non_blocking=True)
+            self._body(inputs)
+
+        arrays = layout.body_arrays(on_host, sizes)
+        return _BodyGraph(self._capture(work), arrays, (on_host, on_device))
+
+    @torch.inference_mode()
+    def _capture_head(self, sizes: HeadSizes) -> _HeadGraph:
+        on_host = layout.head_buffer(sizes, pinned=True)
+        on_device = on_host.to(self.device)
+        inputs = layout.cut_head(on_device, sizes)
+        out = torch.zeros(3, sizes.wanted, dtype=torch.int32, pin_memory=True)
+
+        def work() -> None:
+            on_device.copy_(on_host, non_blocking=True)
+            out.copy_(self._head(inputs, sizes), non_blocking=True)
+
+        arrays = layout.head_arrays(on_host, sizes)
+        return _HeadGraph(self._capture(work), arrays, out.numpy(), (on_host, on_device, out))
+
+    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         for _ in range(2):  # kernels are compiled, libraries choose theirs
-            out = self._body(inputs, sizes)
-        out_host = torch.zeros(out.shape, dtype=torch.int32, pin_memory=True)
+            work()
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
-            on_device.copy_(on_host, non_blocking=True)
-            out = self._body(inputs, sizes)
-            out_host.copy_(out, non_blocking=True)
-        return _Captured(graph, arrays, out_host.numpy(), (on_host, on_device, out, out_host))
-
-    # -- the host's side ----------------------------------------------------------------------
-
-    def _fill(
-        self, to: _Arrays, batch: Batch, configs: Sequence[DecodeConfig], sizes: Sizes
-    ) -> None:
-        """The batch in one buffer of integers.
-
-        Behind what is put there, an earlier batch may be left: only tiles and settings that are not
-        in use have to say so.
-        """
-        tokens, rows, count = batch.size, len(batch.row_begin), len(batch.wanted_from)
-        to.tokens[:tokens] = batch.tokens
-        to.positions[:tokens] = batch.positions
-        to.blocks[:tokens] = batch.blocks
-        to.begin[:rows] = batch.row_begin
-        to.length[:rows] = batch.row_length
-        to.start[:rows] = batch.row_start
-        to.cached[:rows] = batch.row_cached
-        to.slot[:rows] = batch.row_slot
-        row, at = _tiles(batch.row_length.tobytes(), self._group)
-        to.tile_row[: len(row)] = row
-        to.tile_row[len(row) :] = -1
-        to.tile_at[: len(row)] = at
-        if not sizes.wanted:
-            return
-        to.wanted_from[:count] = batch.wanted_from
-        to.settings[:count, 0] = batch.wanted_position
-        to.settings[count:, 3] = -1
-        end = 0
-        for (_, plan), config, wanted in zip(
-            batch.plans, configs, batch.wanted_counts, strict=True
-        ):
-            here = slice(end, end := end + wanted)
-            to.settings[here, 1:] = plan.index, config.seed, RANKINGS[config.ranking]
-            to.temperature[here] = config.temperature
+            work()
+        return graph
 
     # -- the device's side --------------------------------------------------------------------
 
-    def _body(self, inputs: _Inputs, sizes: Sizes) -> Tensor:
-        keys = self._staged_keys[:, : sizes.tokens]
-        values = self._staged_values[:, : sizes.tokens]
+    def _body(self, inputs: Body[Tensor]) -> None:
+        """The layers: keys and values are staged, the hidden states kept for the head."""
+        count = len(inputs.tokens)
+        keys, values = self._staged_keys[:, :count], self._staged_values[:, :count]
 
         def place(layer: int) -> tuple[Tensor, Tensor]:
             return keys[layer], values[layer]
 
-        rows = inputs.rows._replace(table=self.table)
+        rows = layout.rows_of(inputs, self.table)
         *_, hidden = self._fused_layers(inputs.tokens, inputs.positions, rows, place)
-        self._hidden_rows[: sizes.tokens] = hidden
+        self._hidden_rows[:count] = hidden
+
+    def _head(self, inputs: Head[Tensor], sizes: HeadSizes) -> Tensor:
+        """[3, N] int32: token, and the bits of max_prob and ranking."""
         out = torch.empty(3, sizes.wanted, dtype=torch.int32, device=self.device)
-        if sizes.wanted:
-            wanted = gather(self._hidden_rows, self.carry, inputs.wanted_from)
-            mask = self.model.config.mask_id
-            logits = self._products(wanted, self.model.head_weight)
-            heat = inputs.temperature
-            confidence(logits, inputs.settings, heat, mask, out, drawing=sizes.drawing)
+        wanted = gather(self._hidden_rows, self.carry, inputs.wanted_from)
+        logits = self._products(wanted, self.model.head_weight)
+        confidence(
+            logits,
+            inputs.settings,
+            inputs.temperature,
+            self.model.config.mask_id,
+            out,
+            drawing=sizes.drawing,
+        )
         return out
 
     def _layers(
@@ -328,13 +286,13 @@ class FusedStep(Step):
     ) -> Iterator[Tensor]:
         """For a long prompt: no graph, no staging, one layer at a time."""
         config = self.model.config
-        sizes = self._rounded(batch.size, len(batch.row_begin), 0, False)
-        buffer = torch.zeros(_buffer_size(sizes), dtype=torch.int32)
-        self._fill(_Arrays.of(_cut(buffer, sizes)), batch, [], sizes)
-        inputs = _cut(buffer.to(self.device), sizes)
+        sizes = layout.body_sizes(batch, self._group)
+        on_host = layout.body_buffer(sizes)
+        layout.fill_body(layout.body_arrays(on_host, sizes), batch, self._group)
+        inputs = layout.cut_body(on_host.to(self.device), sizes)
         shape = (sizes.tokens, config.kv_heads, config.head_dim)
         keys, values = torch.empty(2, *shape, dtype=self.dtype, device=self.device)
-        rows = inputs.rows._replace(table=self.table)
+        rows = layout.rows_of(inputs, self.table)
         stream = self._fused_layers(
             inputs.tokens, inputs.positions, rows, lambda layer: (keys, values)
         )
@@ -414,49 +372,14 @@ def _fuses(config: DecodeConfig) -> bool:
     return config.top_p == 1.0 and config.top_k == 0 and config.decoder != "fast-dllm"
 
 
-@lru_cache(maxsize=1024)
-def _rounded(tokens: int, rows: int, wanted: int, drawing: bool, group: int) -> Sizes:
-    tokens = _round_up(tokens)
-    rows = next(size for size in (16, 64, 256, tokens + 256) if rows <= size)
-    if wanted:
-        half = _round_up(tokens // 2)
-        wanted = half if wanted <= half else tokens
-    return Sizes(tokens, rows, most_tiles(tokens, rows, group), wanted, drawing)
-
-
-@lru_cache(maxsize=256)
-def _tiles(row_lengths: bytes, group: int) -> tuple[IntArray, IntArray]:
-    """The row of each tile of attention, and its first folded query."""
-    tiles = -(-np.frombuffer(row_lengths, np.int64) * group // TILE)  # [R]
-    row = np.repeat(np.arange(len(tiles)), tiles)
-    first = np.cumsum(tiles) - tiles
-    return row, (np.arange(len(row)) - first[row]) * TILE
-
-
-def _round_up(tokens: int) -> int:
-    step = 32 if tokens <= 256 else 64 if tokens <= 1024 else 256
-    return max(32, -(-tokens // step) * step)
-
-
-def _lengths(sizes: Sizes) -> list[int]:
-    """int64 settings first, so that they are aligned."""
-    tokens, rows, tiles, wanted = sizes.tokens, sizes.rows, sizes.tiles, sizes.wanted
-    return [8 * wanted, *[tokens] * 3, *[tiles] * 2, *[rows] * 5, *[wanted] * 2]
-
-
-def _buffer_size(sizes: Sizes) -> int:
-    return sum(_lengths(sizes))
-
-
-def _cut(buffer: Tensor, sizes: Sizes) -> _Inputs:
-    parts = torch.split(buffer, _lengths(sizes))
-    settings, tokens, positions, blocks, tile_row, tile_at = parts[:6]
-    begin, length, start, cached, slot, wanted_from, temperature = parts[6:]
-    return _Inputs(
-        tokens=tokens,
-        positions=positions,
-        rows=Rows(tile_row, tile_at, begin, length, start, cached, slot, blocks, buffer[:0]),
-        wanted_from=wanted_from,
-        temperature=temperature.view(torch.float32),
-        settings=settings.view(torch.int64).view(-1, 4),
-    )
+def _kept(
+    graphs: dict[_Sizes, _Graph], sizes: _Sizes, capture: Callable[[_Sizes], _Graph]
+) -> _Graph:
+    """The graph of these sizes, captured if need be; the last used is the last to go."""
+    graph = graphs.pop(sizes, None)
+    if graph is None:
+        if len(graphs) >= _MOST_GRAPHS:
+            graphs.pop(next(iter(graphs)))
+        graph = capture(sizes)
+    graphs[sizes] = graph
+    return graph

@@ -9,6 +9,7 @@ import pytest
 
 import goldens
 from lopa import LLM, DecodeConfig
+from lopa.engine import layout
 from lopa.engine.engine import Engine
 from lopa.engine.fused import FusedStep
 from lopa.engine.paged import PagedRunner
@@ -89,10 +90,11 @@ def test_int8() -> None:
 def test_what_is_warmed_up_is_what_comes() -> None:
     llm = load("dream_0")
     step = FusedStep(llm.model, llm.runner.pages)  # type: ignore[attr-defined]
-    common = set(step._common_sizes(700))
+    bodies, heads = map(set, step._common_sizes(700))
     generator = np.random.default_rng(0)
     for _ in range(300):
         tokens = int(generator.integers(1, 701))
         rows, wanted = generator.integers(1, [min(16, tokens) + 1, tokens + 1]).tolist()
-        assert step._rounded(tokens, rows, wanted, False) in common
-    assert len(common) < 40
+        assert layout.rounded_body(tokens, rows, step._group) in bodies
+        assert layout.HeadSizes(layout.round_up(wanted), False) in heads
+    assert len(bodies) + len(heads) < 40

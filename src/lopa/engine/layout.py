@@ -1,0 +1,164 @@
+"""The layout of a batch as integers: the buffers that a step on fused kernels reads.
+
+There are two, one for the layers and one for the head, each cut into the same arrays on the host
+and on the device. Their sizes are rounded up, so that few graphs do for all batches; what is
+rounded up is padding that no tile of the attention covers and no statistic is read from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lopa.config import DecodeConfig
+from lopa.engine.batch import Batch
+from lopa.engine.kernels.attention import TILE, Rows, most_tiles
+from lopa.engine.kernels.confidence import RANKINGS
+from lopa.sequence import IntArray
+
+_A = TypeVar("_A")
+
+
+class BodySizes(NamedTuple):
+    """What the layers are laid out for: at most so many of each."""
+
+    tokens: int
+    rows: int
+    tiles: int  # of attention
+
+
+class HeadSizes(NamedTuple):
+    """What the head is laid out for."""
+
+    wanted: int  # positions
+    drawing: bool  # whether the token of any of them is drawn
+
+
+class Body(NamedTuple, Generic[_A]):
+    """int32 each; see Batch and Rows for what they mean."""
+
+    tokens: _A  # [T]
+    positions: _A
+    blocks: _A
+    tile_row: _A  # [tiles]
+    tile_at: _A
+    begin: _A  # [R]
+    length: _A
+    start: _A
+    cached: _A
+    slot: _A
+
+
+class Head(NamedTuple, Generic[_A]):
+    settings: _A  # [N, 4] int64: position, round, seed, ranking; ranking −1: padding
+    wanted_from: _A  # [N] int32
+    temperature: _A  # [N] fp32
+
+
+def body_sizes(batch: Batch, group: int) -> BodySizes:
+    return rounded_body(batch.size, len(batch.row_begin), group)
+
+
+@lru_cache(maxsize=1024)
+def rounded_body(tokens: int, rows: int, group: int) -> BodySizes:
+    tokens = round_up(tokens)
+    rows = next(size for size in (16, 64, 256, tokens + 256) if rows <= size)
+    return BodySizes(tokens, rows, most_tiles(tokens, rows, group))
+
+
+def head_sizes(batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes:
+    wanted = len(batch.wanted_from)
+    drawing = any(config.temperature > 0 for config in configs)
+    return HeadSizes(round_up(wanted) if wanted else 0, drawing)
+
+
+def round_up(count: int) -> int:
+    step = 32 if count <= 256 else 64 if count <= 1024 else 256
+    return max(32, -(-count // step) * step)
+
+
+def body_buffer(sizes: BodySizes, *, pinned: bool = False) -> Tensor:
+    """Nothing in it yet: no tile is in use."""
+    buffer = torch.zeros(sum(_lengths(sizes)), dtype=torch.int32, pin_memory=pinned)
+    cut_body(buffer, sizes).tile_row.fill_(-1)
+    return buffer
+
+
+def head_buffer(sizes: HeadSizes, *, pinned: bool = False) -> Tensor:
+    buffer = torch.zeros(10 * sizes.wanted, dtype=torch.int32, pin_memory=pinned)
+    cut_head(buffer, sizes).settings[:, 3] = -1
+    return buffer
+
+
+def cut_body(buffer: Tensor, sizes: BodySizes) -> Body[Tensor]:
+    return Body(*torch.split(buffer, _lengths(sizes)))
+
+
+def cut_head(buffer: Tensor, sizes: HeadSizes) -> Head[Tensor]:
+    """The settings first, so that they are aligned."""
+    count = sizes.wanted
+    settings, wanted_from, temperature = torch.split(buffer, [8 * count, count, count])
+    return Head(
+        settings.view(torch.int64).view(-1, 4), wanted_from, temperature.view(torch.float32)
+    )
+
+
+def body_arrays(buffer: Tensor, sizes: BodySizes) -> Body[IntArray]:
+    """The same cuts of a buffer on the host."""
+    return Body(*(part.numpy() for part in cut_body(buffer, sizes)))
+
+
+def head_arrays(buffer: Tensor, sizes: HeadSizes) -> Head[IntArray]:
+    return Head(*(part.numpy() for part in cut_head(buffer, sizes)))
+
+
+def rows_of(body: Body[Tensor], table: Tensor) -> Rows:
+    return Rows(*body[3:], body.blocks, table)
+
+
+def fill_body(to: Body[IntArray], batch: Batch, group: int) -> None:
+    """Behind what is put there, an earlier batch may be left: only unused tiles have to say so."""
+    tokens, rows = batch.size, len(batch.row_begin)
+    to.tokens[:tokens] = batch.tokens
+    to.positions[:tokens] = batch.positions
+    to.blocks[:tokens] = batch.blocks
+    to.begin[:rows] = batch.row_begin
+    to.length[:rows] = batch.row_length
+    to.start[:rows] = batch.row_start
+    to.cached[:rows] = batch.row_cached
+    to.slot[:rows] = batch.row_slot
+    row, at = _tiles(batch.row_length.tobytes(), group)
+    to.tile_row[: len(row)] = row
+    to.tile_row[len(row) :] = -1
+    to.tile_at[: len(row)] = at
+
+
+def fill_head(to: Head[IntArray], batch: Batch, configs: Sequence[DecodeConfig]) -> None:
+    """The same: only the settings of positions that are not wanted have to say so."""
+    count = len(batch.wanted_from)
+    to.wanted_from[:count] = batch.wanted_from
+    to.settings[:count, 0] = batch.wanted_position
+    to.settings[count:, 3] = -1
+    end = 0
+    for (_, plan), config, wanted in zip(batch.plans, configs, batch.wanted_counts, strict=True):
+        here = slice(end, end := end + wanted)
+        to.settings[here, 1:] = plan.index, config.seed, RANKINGS[config.ranking]
+        to.temperature[here] = config.temperature
+
+
+@lru_cache(maxsize=256)
+def _tiles(row_lengths: bytes, group: int) -> tuple[IntArray, IntArray]:
+    """The row of each tile of attention, and its first folded query."""
+    tiles = -(-np.frombuffer(row_lengths, np.int64) * group // TILE)  # [R]
+    row = np.repeat(np.arange(len(tiles)), tiles)
+    first = np.cumsum(tiles) - tiles
+    return row, (np.arange(len(row)) - first[row]) * TILE
+
+
+def _lengths(sizes: BodySizes) -> list[int]:
+    return [sizes.tokens] * 3 + [sizes.tiles] * 2 + [sizes.rows] * 5
