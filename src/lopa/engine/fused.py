@@ -60,7 +60,8 @@ class FusedStep(Step):
     def __init__(self, model: Transformer, pages: Pages, *, graphs: bool = True) -> None:
         super().__init__(model, pages)
         config = model.config
-        self.graphs = self.works_alone = graphs and self.device.type == "cuda"
+        self._on_gpu = self.device.type == "cuda"
+        self.graphs = self.works_alone = graphs and self._on_gpu
         self._group = config.heads // config.kv_heads
         longest = min(config.max_positions, pages.count * PAGE)
         self.table = torch.zeros(_SLOTS, pages_for(longest), dtype=torch.int32, device=self.device)
@@ -211,11 +212,11 @@ class FusedStep(Step):
         self._wait()
         self._bodies.clear()
         self._heads.clear()
-        self._memory = torch.cuda.graph_pool_handle() if self.graphs else None
+        self._memory = torch.cuda.graph_pool_handle() if self._on_gpu else None
 
     @torch.inference_mode()
     def _capture_body(self, sizes: BodySizes) -> _BodyGraph:
-        on_host = layout.body_buffer(sizes, pinned=True)
+        on_host = layout.body_buffer(sizes, pinned=self._on_gpu)
         on_device = on_host.to(self.device)
         inputs = layout.cut_body(on_device, sizes)
 
@@ -228,10 +229,10 @@ class FusedStep(Step):
 
     @torch.inference_mode()
     def _capture_head(self, sizes: HeadSizes) -> _HeadGraph:
-        on_host = layout.head_buffer(sizes, pinned=True)
+        on_host = layout.head_buffer(sizes, pinned=self._on_gpu)
         on_device = on_host.to(self.device)
         inputs = layout.cut_head(on_device, sizes)
-        out = torch.zeros(3, sizes.wanted, dtype=torch.int32, pin_memory=True)
+        out = torch.zeros(3, sizes.wanted, dtype=torch.int32, pin_memory=self._on_gpu)
 
         def work() -> None:
             on_device.copy_(on_host, non_blocking=True)

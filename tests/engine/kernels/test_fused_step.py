@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import goldens
 from lopa import LLM, DecodeConfig
@@ -32,9 +35,31 @@ def load(name: str) -> LLM:
     return LLM(goldens.MODELS / name, dtype="float32", device="cpu", mask_token_id=198)
 
 
-def compare(llm: LLM, prompts: list[list[int]], config: DecodeConfig, **runner: Any) -> None:
+class Replayed(FusedStep):
+    """Graphs without a device: to replay one is to do its work again."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.graphs = self.works_alone = True
+        self.captured = 0
+
+    def _capture(self, work: Callable[[], None]) -> Any:
+        self.captured += 1
+        return SimpleNamespace(replay=torch.inference_mode()(work))
+
+    def _wait(self) -> None:
+        self._begun = None
+
+
+def compare(
+    llm: LLM,
+    prompts: list[list[int]],
+    config: DecodeConfig,
+    step: type[FusedStep] = FusedStep,
+    **runner: Any,
+) -> FusedStep:
     plain = llm.generate(prompts, config)
-    fused = PagedRunner(llm.model, 2048, step=FusedStep, **runner)
+    fused = PagedRunner(llm.model, 2048, step=step, **runner)
     llm.runner = fused
     engine = Engine(fused)
     sessions = [llm.session(prompt, config) for prompt in prompts]
@@ -49,6 +74,8 @@ def compare(llm: LLM, prompts: list[list[int]], config: DecodeConfig, **runner: 
             np.testing.assert_allclose(*scores, atol=1e-4)
     fused.prefixes.clear()
     assert fused.pages.free == fused.pages.count
+    assert isinstance(fused.step, FusedStep)
+    return fused.step
 
 
 @pytest.mark.parametrize(
@@ -85,6 +112,20 @@ def test_int8() -> None:
     quantize(llm.model, "int8")
     config = DecodeConfig(branches=1, block_size=8, max_new_tokens=8, max_rounds=3)
     compare(llm, [[5, 6, 7]], config)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.8}, {"temperature": 0.7, "top_p": 0.9}], ids=str
+)
+def test_rounds_of_two_graphs(options: dict[str, Any]) -> None:
+    """The layers' and the head's, each kept by its own sizes; the head's only where it is fused."""
+    config = DecodeConfig(branches=2, block_size=8, max_new_tokens=16, max_rounds=4, **options)
+    step = compare(load("dream_0"), [[5, 6, 7], [9] * 13], config, Replayed)
+    assert isinstance(step, Replayed)
+    assert step.captured >= len(step._bodies) + len(step._heads)  # more where staging grew
+    assert step._bodies
+    assert bool(step._heads) == ("top_p" not in options)
+    assert {sizes.drawing for sizes in step._heads} <= {"temperature" in options}
 
 
 def test_what_is_warmed_up_is_what_comes() -> None:
