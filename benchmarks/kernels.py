@@ -25,6 +25,7 @@ from lopa.engine.attention import Span, reference_batch, sdpa_batch
 from lopa.engine.kernels import pointwise
 from lopa.engine.kernels.attention import TILE, Rows, attend
 from lopa.engine.kernels.confidence import RANKINGS, confidence
+from lopa.engine.kernels.counters import counters
 from lopa.engine.kernels.matmul import scaled_matmul
 from lopa.engine.pages import PAGE
 from lopa.engine.products import known, products_on, table_of
@@ -166,6 +167,26 @@ def check_splits(device: Any) -> dict[str, float]:
                 torch.cuda.synchronize()
                 differing += sum(not torch.equal(one, first) for one in again)
     return {"split products: against fp64": wrong, "split products: differing": differing}
+
+
+def check_merges(device: Any) -> dict[str, float]:
+    """Attention whose keys are split, over and over in a graph: always the same bits."""
+    differing = 0.0
+    for lengths in ([64], [64, 64, 37, 64], [1, 5]):
+        rows, _ = layout(lengths, 768, 768, None, 7, device)
+        shapes = (sum(lengths), 28), *[(sum(lengths), 4)] * 2, *[(PAGE * 14, 4)] * 2
+        given = [torch.randn(n, h, 128, device=device).bfloat16() for n, h in shapes]
+        for splits in (2, 4):
+            first = attend(*given, rows, splits=splits)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                again = [attend(*given, rows, splits=splits) for _ in range(20)]
+            for _ in range(10):
+                graph.replay()
+                torch.cuda.synchronize()
+                differing += sum(not torch.equal(one, first) for one in again)
+    left = counters(device).count_nonzero().item()
+    return {"split attention: differing": differing, "counters left": float(left)}
 
 
 def check_table(device: Any) -> dict[str, float]:
@@ -344,6 +365,7 @@ def main() -> None:
         check_pointwise,
         check_products,
         check_splits,
+        check_merges,
         check_table,
         check_confidence,
         check_rounds,

@@ -1,6 +1,6 @@
 """Which algorithm of the library is the fastest for each product of a model: the engine's table.
 
-    python benchmarks/products.py [--model dream-7b] [--tokens 64,96,128,192,256,384,512,1024] \\
+    python benchmarks/products.py [--model dream-7b] [--tokens 32,64,96,128,192,256,384,512,1024] \\
         [--header cublasLt.h --seconds 4]
 
 Tries what cublasLt proposes, then, given the header that names its tiles, for some seconds a shape
@@ -187,7 +187,7 @@ def tile_sizes(header: Path | None) -> dict[int, tuple[int, int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="dream-7b")
-    parser.add_argument("--tokens", default="64,96,128,192,256,384,512,1024")
+    parser.add_argument("--tokens", default="32,64,96,128,192,256,384,512,1024")
     parser.add_argument("--seconds", type=float, help="for a shape, beyond proposals (4)")
     parser.add_argument("--header", type=Path, help="cublasLt.h, which names the tiles")
     parser.add_argument("--table", type=Path, default=TABLE)

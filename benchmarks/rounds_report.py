@@ -57,7 +57,9 @@ def rounds(folder: Path) -> str:
         f"{(run['quantised_flops_per_second'] or run['flops_per_second']) / 1e12:.0f} TFLOP/s"
         for kind, run in found.items()
     )
-    said = f"{_host(found['bf16'])}. Ceilings measured in the same runs: {ceilings}."
+    counts = sorted({one["rounds"] for run in found.values() for one in run["rounds"]})
+    of = f"{_host(found['bf16'])}; {' or '.join(map(str, counts))} rounds a line."
+    said = f"{of} Ceilings measured in the same runs: {ceilings}."
     return "\n".join([*table(heads, lines), "", said])
 
 

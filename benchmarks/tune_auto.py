@@ -113,6 +113,9 @@ def main() -> None:
         for name, points in read_costs(options.cost).items()
     }
     trials = ["{}", *options.trials]
+    unknown = {name for trial in trials for name in json.loads(trial)} - {*USUAL}
+    if unknown:
+        parser.error(f"no constant {', '.join(sorted(unknown))}: there are {', '.join(USUAL)}")
     jobs = [Job(task, k) for task in tasks.TASKS for k in AUTO_BRANCHES]
     jobs += [
         Job(task, "auto", points, trial)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from made_up import EOS, MadeUp, drive, new_decoder
@@ -174,6 +176,17 @@ def test_a_round_is_learnt_of_after_the_next_is_chosen() -> None:
         budget.learn([tokens])
         assert budget._spent == pytest.approx(spent)
     assert budget._tokens == 5 + 7 + 9
+
+
+def test_goes_to_another_process_in_the_middle() -> None:
+    """As when a rank is lost: what has been learnt goes along."""
+    decoder, source = new_decoder(auto()), MadeUp(3)
+    for _ in range(3):
+        plan = decoder.plan()
+        assert plan is not None
+        decoder.advance(source.stats(decoder, plan))
+    copy = pickle.loads(pickle.dumps(decoder))
+    assert drive(copy, source) == drive(decoder, MadeUp(3))
 
 
 def test_one_without_rivals_may_not_have_won() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lopa.bench.ceilings import Ceilings
@@ -13,7 +13,7 @@ from lopa.engine.llm import LLM
 from lopa.engine.paged import PagedRunner
 from lopa.engine.runner import Runner
 from lopa.errors import ConfigError
-from lopa.sequence import Plan, Stats
+from lopa.sequence import Plan, Round, Stats
 
 BLOCK = 32  # of the rounds that are timed
 
@@ -70,35 +70,34 @@ class SteadyRounds:
 
     def time(self, rounds: int) -> None:
         """So many more."""
-        llm, window, prefix = self.llm, self.window, self.prefix
-        timed = _Timed(llm.runner)
+        if not self._whole and self.llm.device.type != "cpu":
+            for _ in self._session(self.llm.runner):  # every graph is captured before any is timed
+                pass
+        timed = _Timed(self.llm.runner)
         wanted = len(self._whole) + rounds
         while len(self._whole) < wanted:
-            session = steady_session(
-                timed,
-                llm.config,
-                llm.decode_config,
-                self.branches,
-                window,
-                prefix,
-                block_size=BLOCK,
-            )
-            ended = time.perf_counter()
-            try:
-                while len(self._whole) < wanted:
-                    event = session.step(ahead=True)
-                    # From one step's end to the next: a round, whatever of it goes on meanwhile.
-                    began, ended = ended, time.perf_counter()
-                    if event is None:
-                        break
-                    found = event.round
-                    full = found.branches[-1].end - found.start == window
-                    if full and len(found.branches) == self.branches + 1 and found.start >= prefix:
-                        self._whole.append(ended - began)
-                        self._forwards.append(timed.seconds[-1])
-                        self._masks.append(sum(branch.masks for branch in found.branches))
-            finally:
-                session.close()
+            for found, seconds in self._session(timed):
+                is_full = found.branches[-1].end - found.start == self.window
+                if is_full and len(found.branches) == self.branches + 1:
+                    self._whole.append(seconds)
+                    self._forwards.append(timed.seconds[-1])
+                    self._masks.append(sum(branch.masks for branch in found.branches))
+                if len(self._whole) == wanted:
+                    break
+
+    def _session(self, runner: Runner) -> Iterator[tuple[Round, float]]:
+        """The rounds of an answer behind its prompt, each with its seconds."""
+        llm, shape = self.llm, (self.branches, self.window, self.prefix)
+        session = steady_session(runner, llm.config, llm.decode_config, *shape, block_size=BLOCK)
+        ended = time.perf_counter()
+        try:
+            while (event := session.step(ahead=True)) is not None:
+                # From one step's end to the next: a round, whatever of it goes on meanwhile.
+                began, ended = ended, time.perf_counter()
+                if event.round.start >= self.prefix:
+                    yield event.round, ended - began
+        finally:
+            session.close()
 
     def result(self, ceilings: Ceilings) -> RoundTime:
         """Medians of all that were timed."""

@@ -47,7 +47,7 @@ def bench_round(
     branches: Annotated[str, typer.Option(help="Lookahead branches to try.")] = "0,1,3,7,14",
     window: Annotated[str, typer.Option(help="Tokens a row, multiples of 32.")] = "64,96",
     prefix: Annotated[int, typer.Option(min=1, help="Cached tokens before the window.")] = 768,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to time for each line.")] = 24,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to time for each line and pass.")] = 24,
     passes: Annotated[int, typer.Option(min=1, help="Times to go over all lines.")] = 1,
     device: DeviceOption = None,
     dtype: DtypeOption = None,

@@ -19,7 +19,6 @@ from bisect import bisect_left as bisect
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from lopa.config import AUTO_BRANCHES
 from lopa.errors import ConfigError
@@ -74,7 +73,7 @@ class Budget:
 
     def __init__(self, cost: RoundCost) -> None:
         self.cost = cost
-        self._cost = cache(cost)  # rounds are of few sizes
+        self._known: dict[int, float] = {}  # costs by tokens: rounds are of few sizes
         self._steps = [_Mean() for _ in AUTO_BRANCHES[1:]]  # what a choice adds to the one before
         # Of the rounds that were chosen and not learnt of yet; the first of all is not chosen.
         self._costs = deque([0.0])
@@ -129,21 +128,28 @@ class Budget:
         choices = [k for k in AUTO_BRANCHES if k < candidates]
         if candidates <= AUTO_BRANCHES[-1]:
             choices.append(candidates)
-        costs = {k: self._cost(row * (k + 1)) for k in choices}
-        gains = dict(zip(costs, self.gains(sure, alone), strict=False))
+        costs = [self._cost_of(row * (k + 1)) for k in choices]
+        gains = self.gains(sure, alone)[: len(choices)]
         rate = self._rate(costs, gains)
-        best = max(costs, key=lambda k: gains[k] - rate * costs[k])  # of equals the fewest
-        if best == 0 and 1 in costs and self._steps[0].weight < FORGOTTEN:
-            loss = rate * (costs[1] - costs[0]) - gains[1]
+        worth = [gain - rate * cost for gain, cost in zip(gains, costs, strict=True)]
+        best = worth.index(max(worth))  # of equals the fewest
+        if best == 0 and choices[1:2] == [1] and self._steps[0].weight < FORGOTTEN:
+            loss = worth[0] - worth[1]
             if self._lost + loss <= TRIALS * self._tokens:
                 self._lost += loss
                 best = 1
         self._costs.append(costs[best])
-        return best
+        return choices[best]
 
-    def _rate(self, costs: dict[int, float], gains: dict[int, float]) -> float:
+    def _cost_of(self, tokens: int) -> float:
+        if tokens not in self._known:
+            self._known[tokens] = self.cost(tokens)
+        return self._known[tokens]
+
+    def _rate(self, costs: list[float], gains: list[float]) -> float:
         """Tokens for the time: as it has been so far, and as hoped while little is known."""
-        hope = max(costs, key=lambda k: (PLAIN + gains[k]) / costs[k])
+        rates = [(PLAIN + gain) / cost for gain, cost in zip(gains, costs, strict=True)]
+        hope = rates.index(max(rates))
         tokens = self._tokens + PLAIN_WEIGHT * (PLAIN + gains[hope])
         return tokens / (self._spent + PLAIN_WEIGHT * costs[hope])
 

@@ -287,9 +287,9 @@ class Decoder:
 
     def _look_ahead(self, row: int, chosen: BoolArray, seen: Seen) -> list[Lookahead]:
         """The branches of the next round, from the winner's row and what was filled of it."""
-        free = self._free(row, seen)
-        free[: len(chosen)] &= ~chosen
-        max_prob, ranking = seen.max_prob[row], self._ranked(seen.ranking[row])
+        end = len(chosen)  # of the row's own blocks
+        free = self._free(row, seen)[:end] & ~chosen
+        max_prob, ranking = seen.max_prob[row, :end], self._ranked(seen.ranking[row, :end])
         columns = lookahead.candidates(free, max_prob, ranking, self.config)
         if self.budget is not None:
             sure = float(max_prob[columns[0]]) if len(columns) else 0.0

@@ -114,14 +114,14 @@ class FusedStep(Step):
         self._wait()
         sizes = layout.body_sizes(batch, self._group)
         self._make_room(sizes.tokens)
-        body = _kept(self._bodies, sizes, self._capture_body)
+        body, head = _kept(self._bodies, sizes, self._capture_body), None
+        if all(map(_fuses, configs)) and len(batch.wanted_from):
+            head = _kept(self._heads, layout.head_sizes(batch, configs), self._capture_head)
         layout.fill_body(body.arrays, batch, self._group)
         if self.timed:
             self._clock[0].record()
         body.graph.replay()
-        head = None
-        if all(map(_fuses, configs)) and len(batch.wanted_from):
-            head = _kept(self._heads, layout.head_sizes(batch, configs), self._capture_head)
+        if head is not None:
             layout.fill_head(head.arrays, batch, configs)
             head.graph.replay()
         if self.timed:

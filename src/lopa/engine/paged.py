@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,8 +24,6 @@ from lopa.engine.step import Found, Step, places
 from lopa.errors import LopaError
 from lopa.models.transformer import Transformer
 from lopa.sequence import IntArray, Plan, Stats
-
-_T = TypeVar("_T", bound=np.generic)
 
 PREFILL_TOKENS = 2048  # what a long prompt may add to a round: tokens · share of the layers
 
@@ -74,8 +71,7 @@ class PagedRunner:
         self._free: list[int] = []
         self._begun: tuple[list[tuple[int, Plan]], Batch] | None = None
         if warmup:
-            with torch.inference_mode():
-                self.step.warm_up(warmup)
+            self.step.warm_up(warmup)
 
     @property
     def room(self) -> int:
@@ -229,13 +225,11 @@ class PagedRunner:
             )
         wanted = plan.wanted.reshape(-1).nonzero()[0]
 
-        def spread(values: npt.NDArray[_T]) -> npt.NDArray[_T]:
-            array = np.zeros(plan.rows.size, values.dtype)
+        # In fp64, whatever they were found in, as on ranks: a threshold means the same to all.
+        arrays = np.zeros(plan.rows.size, np.int64), *np.zeros((2, plan.rows.size))
+        for array, values in zip(arrays, found, strict=True):
             array[wanted] = values
-            return array.reshape(plan.rows.shape)
-
-        token, max_prob, ranking = found
-        return Stats(spread(token), spread(max_prob), spread(ranking))
+        return Stats(*(array.reshape(plan.rows.shape) for array in arrays))
 
     def commit(self, winners: Sequence[tuple[int, int]]) -> None:
         source, place, carries = [], [], []

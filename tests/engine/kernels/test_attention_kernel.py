@@ -90,6 +90,7 @@ def test_equals_the_equation(
 
 def test_more_tiles_than_counters_are_not_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "MOST", 1)
+    monkeypatch.setattr(attention, "counters", None)  # so nobody asks for them
     run([([16, 16], 70, 70, None)], 4, 2, 32, splits=3)
 
 
