@@ -135,6 +135,20 @@ def test_why_replicas_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     assert placing._why(RuntimeError("Deploying\nfailed")) == "failed"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_serve_that_does_not_come_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.exceptions import RayActorError
+
+    from lopa.serving import ray as placing
+
+    def fail(**_: Any) -> None:
+        raise RayActorError
+
+    monkeypatch.setattr(placing.serve, "start", fail)
+    with pytest.raises(LopaError, match=r"Ray Serve does not come up \(RayActorError\): try again"):
+        placing._start("127.0.0.1", 8000)
+
+
 def test_replicas_come_and_go_with_the_load(chat_folder: Path, alone: list[str]) -> None:
     scaling = ("--replicas", "1", "--max-replicas", "2", "--max-running", "2")
     delays = ("--scale-up-seconds", "1", "--scale-down-seconds", "1")

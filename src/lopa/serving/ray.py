@@ -23,6 +23,7 @@ import ray
 from fastapi import FastAPI
 from pydantic import TypeAdapter, ValidationError
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
 from lopa.config import DecodeConfig
@@ -40,6 +41,7 @@ log = logging.getLogger("lopa.serving")
 _NAME = "lopa"  # of the application
 _LOOK_EVERY = 0.25  # seconds between looks at whether one that is to end has finished
 _MANY = 100_000  # the gateway has limits of its own
+_PATIENCE = "60"  # seconds: as long as Serve waits for its door, which it ends itself after five
 _WINDOW = (11.0, 30.0)  # seconds over which load is averaged, least and most: Serve wants over 10
 
 
@@ -229,7 +231,7 @@ def serve_replicas(
         gpus = gpus_of(engine)
         _check_room(bundle(engine, gpus), replicas)
         application = build(config, engine, replicas=replicas, max_replicas=max_replicas, gpus=gpus)
-        serve.start(http_options={"host": config.host, "port": port})
+        _start(config.host, port)
         serve.run(application, name=_NAME, route_prefix="/")
         up.set()
         log.info("listening", extra={"url": f"http://{config.host}:{port}", "replicas": replicas})
@@ -254,6 +256,7 @@ def _join(cores: int) -> None:
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         count = max(cores, os.cpu_count() or 1)
+        os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", _PATIENCE)
         ray.init(address="local", num_cpus=count, include_dashboard=False, **quiet)
         return
     try:
@@ -262,6 +265,17 @@ def _join(cores: int) -> None:
         raise LopaError(
             f"cannot join the Ray cluster at {address}: is it up, and does it ask for a token "
             "(RAY_AUTH_MODE)? Without RAY_ADDRESS one is started here"
+        ) from None
+
+
+def _start(host: str, port: int) -> None:
+    """Serve itself, with its door."""
+    try:
+        serve.start(http_options={"host": host, "port": port})
+    except RayError as error:
+        raise LopaError(
+            f"Ray Serve does not come up ({type(error).__name__}): try again, or where less is "
+            "going on"
         ) from None
 
 
