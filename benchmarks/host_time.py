@@ -1,10 +1,12 @@
 """What the host does in a round, without a device: the session, the decoder, the batch, its buffer.
 
-    python benchmarks/host_time.py [--branches 0,3,7] [--rounds 400]
+    python benchmarks/host_time.py [--branches 0,3,7,15,auto] [--rounds 120] [--turns 12]
 
 The device's answer is made up and there at once. "Between" is what the device has to wait for, from
 its statistics to the start of the next round, less the calls that start it and wait for it;
-"meanwhile" is what is left for the time in which it works. Medians.
+"meanwhile" is what is left for the time in which it works. `auto` counts forwards, so that it tries
+15 branches as well: the difference is its own. Medians of a turn, and of all turns the fastest:
+processors are disturbed, and never sped up. The turns of all lines alternate.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 
 from lopa import LLM, DecodeConfig
+from lopa.config import AUTO_BRANCHES
 from lopa.engine import layout
 from lopa.engine.batch import Batch
 from lopa.engine.calibration import steady_session
@@ -70,16 +74,19 @@ class NoDevice(FusedStep):
         """Two calls of the device, which are not the host's matter here."""
 
 
-def measure(llm: LLM, runner: PagedRunner, branches: int, rounds: int) -> tuple[float, float]:
+def measure(llm: LLM, runner: PagedRunner, branches: str, rounds: int) -> tuple[float, float]:
     """Microseconds between two forwards, and meanwhile."""
     step = runner.step
     assert isinstance(step, NoDevice)
     between, meanwhile = [], []
+    given: int | Literal["auto"] = "auto" if branches == "auto" else int(branches)
+    rows = 1 + (AUTO_BRANCHES[-1] if given == "auto" else given)
+    more = {"objective": "tpf"} if given == "auto" else {}
     while len(between) < rounds:
-        session = steady_session(runner, llm.config, llm.decode_config, branches, 64, 768)
+        session = steady_session(runner, llm.config, llm.decode_config, given, 64, 768, **more)
         while (event := session.step(ahead=True)) is not None:
             ended = time.perf_counter()
-            if len(event.round.branches) == branches + 1 and step.started > step.answered:
+            if len(event.round.branches) == rows and step.started > step.answered:
                 between.append(step.started - step.answered)
                 meanwhile.append(ended - step.started)
     return 1e6 * statistics.median(between), 1e6 * statistics.median(meanwhile)
@@ -87,15 +94,21 @@ def measure(llm: LLM, runner: PagedRunner, branches: int, rounds: int) -> tuple[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--branches", default="0,3,7")
-    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--branches", default="0,3,7,15,auto")
+    parser.add_argument("--rounds", type=int, default=120, help="of a turn")
+    parser.add_argument("--turns", type=int, default=12)
     options = parser.parse_args()
     torch.set_num_threads(1)
     llm = LLM("dummy:dream-tiny", device="cpu")
     runner = PagedRunner(llm.model, 4096, step=NoDevice)
-    for branches in map(int, options.branches.split(",")):
-        between, meanwhile = measure(llm, runner, branches, options.rounds)
-        print(f"{branches + 1} rows of 64: between {between:.0f} µs, meanwhile {meanwhile:.0f} µs")
+    lines = options.branches.split(",")
+    turns = [
+        [measure(llm, runner, branches, options.rounds) for branches in lines]
+        for _ in range(options.turns)
+    ]
+    for branches, found in zip(lines, zip(*turns, strict=True), strict=True):
+        between, meanwhile = map(min, zip(*found, strict=True))
+        print(f"k = {branches}: between {between:.0f} µs, meanwhile {meanwhile:.0f} µs")
 
 
 if __name__ == "__main__":

@@ -95,20 +95,9 @@ def bench_round(
     rates = ceilings.bytes_per_second / 1e9, ceilings.flops_per_second / 1e12
     print(f"{host_line(llm)}; copies {rates[0]:.0f} GB/s, products {rates[1]:.2f} TFLOP/s")
     print("times in ms, medians")
+    heads = ["k", "window", "tokens", "masks", "round", "forward", "host", "floor", "×floor"]
     print_table(
-        [
-            "k",
-            "window",
-            "tokens",
-            "masks",
-            "round",
-            "forward",
-            "host",
-            "floor",
-            "×floor",
-            "GB/s",
-            "TFLOP/s",
-        ],
+        [*heads, "GB/s", "TFLOP/s"],
         [
             (
                 str(r.branches),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from lopa.config import AUTO_BRANCHES, DecodeConfig
 from lopa.decoding.budget import EVERY_ROUND_THE_SAME, RoundCost
@@ -62,7 +62,7 @@ def steady_session(
     runner: Runner,
     model: ModelConfig,
     settings: Callable[..., DecodeConfig],
-    branches: int,
+    branches: int | Literal["auto"],
     window: int,  # whole blocks
     prefix: int,  # tokens of the prompt
     **more: Any,  # settings

@@ -69,7 +69,6 @@ class FusedStep(Step):
         cos, sin = rope(torch.arange(longest, device=self.device), config, self.dtype)
         self._cos, self._sin = cos[:, 0].contiguous(), sin[:, 0].contiguous()
         self._products = products_on(self.device)
-        self._room = 0  # tokens that may be staged
         self._staged_keys = pages.keys[:, :0]
         self._staged_values = pages.values[:, :0]
         self._hidden_rows = self.carry[:0]
@@ -95,14 +94,12 @@ class FusedStep(Step):
         if self.graphs:
             self.begin(batch, tables, configs)
             return self.finish()
-        sizes = layout.body_sizes(batch, self._group)
-        self._make_room(sizes.tokens)
-        on_host = layout.body_buffer(sizes)
-        layout.fill_body(layout.body_arrays(on_host, sizes), batch, self._group)
-        self._body(layout.cut_body(on_host.to(self.device), sizes))
-        if not all(map(_fuses, configs)) or not len(batch.wanted_from):
+        inputs = self._laid_out(batch)
+        self._make_room(len(inputs.tokens))
+        self._body(inputs)
+        head = _head_sizes(batch, configs)
+        if head is None:
             return self._outside(batch, configs)
-        head = layout.head_sizes(batch, configs)
         on_host = layout.head_buffer(head)
         layout.fill_head(layout.head_arrays(on_host, head), batch, configs)
         out = self._head(layout.cut_head(on_host.to(self.device), head), head)
@@ -115,8 +112,8 @@ class FusedStep(Step):
         sizes = layout.body_sizes(batch, self._group)
         self._make_room(sizes.tokens)
         body, head = _kept(self._bodies, sizes, self._capture_body), None
-        if all(map(_fuses, configs)) and len(batch.wanted_from):
-            head = _kept(self._heads, layout.head_sizes(batch, configs), self._capture_head)
+        if (head_sizes := _head_sizes(batch, configs)) is not None:
+            head = _kept(self._heads, head_sizes, self._capture_head)
         layout.fill_body(body.arrays, batch, self._group)
         if self.timed:
             self._clock[0].record()
@@ -193,8 +190,9 @@ class FusedStep(Step):
 
     def _make_room(self, tokens: int) -> None:
         """Staging for so many tokens."""
-        if tokens > self._room:
-            self._grow(max(tokens, 2 * self._room))
+        room = len(self._hidden_rows)
+        if tokens > room:
+            self._grow(max(tokens, 2 * room))
 
     @torch.inference_mode()
     def _grow(self, tokens: int) -> None:
@@ -204,7 +202,6 @@ class FusedStep(Step):
         self._staged_keys = torch.empty(shape, dtype=self.dtype, device=self.device)
         self._staged_values = torch.empty_like(self._staged_keys)
         self._hidden_rows = self.carry.new_empty(tokens, config.hidden_size)
-        self._room = tokens
         self._forget()
 
     def _forget(self) -> None:
@@ -252,6 +249,13 @@ class FusedStep(Step):
 
     # -- the device's side --------------------------------------------------------------------
 
+    def _laid_out(self, batch: Batch) -> Body[Tensor]:
+        """What the layers read, where there is no graph."""
+        sizes = layout.body_sizes(batch, self._group)
+        on_host = layout.body_buffer(sizes)
+        layout.fill_body(layout.body_arrays(on_host, sizes), batch, self._group)
+        return layout.cut_body(on_host.to(self.device), sizes)
+
     def _body(self, inputs: Body[Tensor]) -> None:
         """The layers: keys and values are staged, the hidden states kept for the head."""
         count = len(inputs.tokens)
@@ -287,11 +291,8 @@ class FusedStep(Step):
     ) -> Iterator[Tensor]:
         """For a long prompt: no graph, no staging, one layer at a time."""
         config = self.model.config
-        sizes = layout.body_sizes(batch, self._group)
-        on_host = layout.body_buffer(sizes)
-        layout.fill_body(layout.body_arrays(on_host, sizes), batch, self._group)
-        inputs = layout.cut_body(on_host.to(self.device), sizes)
-        shape = (sizes.tokens, config.kv_heads, config.head_dim)
+        inputs = self._laid_out(batch)
+        shape = (len(inputs.tokens), config.kv_heads, config.head_dim)
         keys, values = torch.empty(2, *shape, dtype=self.dtype, device=self.device)
         rows = layout.rows_of(inputs, self.table)
         stream = self._fused_layers(
@@ -368,8 +369,14 @@ def _kind(linear: object) -> torch.dtype | None:
     return linear.kind if isinstance(linear, QuantizedLinear) else None
 
 
+def _head_sizes(batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes | None:
+    """None: what the confidence kernel does not do goes through `lopa.engine.statistics`."""
+    if not all(map(_fuses, configs)) or not len(batch.wanted_from):
+        return None
+    return layout.head_sizes(batch, configs)
+
+
 def _fuses(config: DecodeConfig) -> bool:
-    """What the confidence kernel does not do goes through `lopa.engine.statistics`."""
     return config.top_p == 1.0 and config.top_k == 0 and config.decoder != "fast-dllm"
 
 

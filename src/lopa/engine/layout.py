@@ -72,9 +72,8 @@ def rounded_body(tokens: int, rows: int, group: int) -> BodySizes:
 
 
 def head_sizes(batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes:
-    wanted = len(batch.wanted_from)
     drawing = any(config.temperature > 0 for config in configs)
-    return HeadSizes(round_up(wanted) if wanted else 0, drawing)
+    return HeadSizes(round_up(len(batch.wanted_from)), drawing)
 
 
 def round_up(count: int) -> int:

@@ -224,7 +224,6 @@ class PagedRunner:
                 "the model's logits are not numbers: try another dtype, or fetch the weights again"
             )
         wanted = plan.wanted.reshape(-1).nonzero()[0]
-
         # In fp64, whatever they were found in, as on ranks: a threshold means the same to all.
         arrays = np.zeros(plan.rows.size, np.int64), *np.zeros((2, plan.rows.size))
         for array, values in zip(arrays, found, strict=True):
