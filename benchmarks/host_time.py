@@ -58,7 +58,7 @@ class NoDevice(FusedStep):
         if head not in self.heads:
             self.heads[head] = layout.head_arrays(layout.head_buffer(head), head)
         layout.fill_head(self.heads[head], batch, configs)
-        self.wanted = len(batch.wanted_from)
+        self.wanted = len(batch.wanted.source)
 
     def finish(self) -> Found:
         token = self.draw.integers(5, 100, self.wanted)

@@ -68,7 +68,7 @@ def test_every_token_of_every_row(seed: int, shift: bool) -> None:
         batch.row_slot,
     )
     assert list(zip(*(c.tolist() for c in columns), strict=True)) == rows
-    found = batch.wanted_from, batch.wanted_position, batch.wanted_round
+    found = batch.wanted.source, batch.wanted.position, batch.wanted.round
     assert list(zip(*(f.tolist() for f in found), strict=True)) == wanted
-    assert batch.wanted_counts == counts
+    assert batch.wanted.counts == counts
     assert batch.first_rows == first_rows

@@ -28,7 +28,7 @@ class RoundTime:
     rounds: int  # how many were timed
     round_ms: float  # median: plan, forward, selection, commit
     forward_ms: float  # median: the forward alone; on a GPU by the device's own clock
-    host_ms: float  # median: the rest of the round
+    host_ms: float  # the rest of the round
     floor_ms: float
     ratio: float  # round / floor
     gigabytes_per_second: float  # weights over the round's time
@@ -40,8 +40,6 @@ class _Timed:
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
-        if isinstance(runner, PagedRunner):
-            runner.step.timed = True
         self.seconds: list[float] = []
         self.check, self.open, self.close = runner.check, runner.open, runner.close
         self.reused, self.cost, self.commit = runner.reused, runner.cost, runner.commit
@@ -70,19 +68,40 @@ class SteadyRounds:
 
     def time(self, rounds: int) -> None:
         """So many more."""
-        if not self._whole and self.llm.device.type != "cpu":
-            for _ in self._session(self.llm.runner):  # every graph is captured before any is timed
+        runner = self.llm.runner
+        timed = _Timed(runner)
+        step = runner.step if isinstance(runner, PagedRunner) else None
+        if step is None or not step.works_alone:
+            for found, seconds in self._full_rounds(timed, rounds):
+                self._add(found, seconds)
+                self._forwards.append(timed.seconds[-1])
+            return
+        if not self._whole:
+            for _ in self._session(runner):  # every graph is captured before any is timed
                 pass
-        timed = _Timed(self.llm.runner)
-        wanted = len(self._whole) + rounds
-        while len(self._whole) < wanted:
-            for found, seconds in self._session(timed):
+        for found, seconds in self._full_rounds(runner, rounds):
+            self._add(found, seconds)
+        # Reading the device's clock takes time itself, so that is done in rounds of their own.
+        step.timed = True
+        try:
+            for _ in self._full_rounds(timed, rounds):
+                self._forwards.append(timed.seconds[-1])
+        finally:
+            step.timed = False
+
+    def _add(self, found: Round, seconds: float) -> None:
+        self._whole.append(seconds)
+        self._masks.append(sum(branch.masks for branch in found.branches))
+
+    def _full_rounds(self, runner: Runner, count: int) -> Iterator[tuple[Round, float]]:
+        """So many rounds with all their branches and the whole window."""
+        while count:
+            for found, seconds in self._session(runner):
                 is_full = found.branches[-1].end - found.start == self.window
                 if is_full and len(found.branches) == self.branches + 1:
-                    self._whole.append(seconds)
-                    self._forwards.append(timed.seconds[-1])
-                    self._masks.append(sum(branch.masks for branch in found.branches))
-                if len(self._whole) == wanted:
+                    yield found, seconds
+                    count -= 1
+                if not count:
                     break
 
     def _session(self, runner: Runner) -> Iterator[tuple[Round, float]]:
@@ -108,7 +127,7 @@ class SteadyRounds:
         weights = llm.config.parameters - llm.config.vocab_size * llm.config.hidden_size
         size = sum(p.numel() * p.itemsize for p in llm.model.parameters())
         size -= llm.model.embedding.weight.nbytes if not llm.config.tied_head else 0
-        host = (w - f for w, f in zip(self._whole, self._forwards, strict=True))
+        forward = statistics.median(self._forwards)
         return RoundTime(
             branches=self.branches,
             window=self.window,
@@ -117,8 +136,8 @@ class SteadyRounds:
             masks=statistics.median(self._masks),
             rounds=len(self._whole),
             round_ms=1e3 * median,
-            forward_ms=1e3 * statistics.median(self._forwards),
-            host_ms=1e3 * statistics.median(host),
+            forward_ms=1e3 * forward,
+            host_ms=1e3 * (median - forward),
             floor_ms=1e3 * floor,
             ratio=median / floor,
             gigabytes_per_second=size / median / 1e9,

@@ -1,7 +1,8 @@
 """A batch: the rows of many plans on one flat token axis, laid out on the host.
 
 Token t of row r stands at `row_begin[r] + t`; rows follow one another without padding. Only
-attention needs to know about rows.
+attention needs to know about rows, and only the head about what is wanted: that is found when it is
+asked for, by when the device can be at the layers.
 """
 
 from __future__ import annotations
@@ -9,19 +10,29 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from lopa.sequence import IntArray, Plan
+from lopa.sequence import BoolArray, IntArray, Plan
 
 _T = TypeVar("_T", bound=np.generic)
 
 
+class Wanted(NamedTuple):
+    """The N positions whose statistics are wanted."""
+
+    # [N] token whose hidden state predicts the position; −1 − slot: the slot's carry
+    source: IntArray
+    position: IntArray  # [N]
+    round: IntArray  # [N]
+    counts: list[int]  # by plan
+
+
 @dataclass(slots=True)
 class Batch:
-    """T tokens in R rows; N positions whose statistics are wanted. All integers are int64."""
+    """T tokens in R rows. All integers are int64."""
 
     plans: list[tuple[int, Plan]]  # (slot, plan)
     first_rows: list[int]  # by plan: its first row
@@ -33,19 +44,37 @@ class Batch:
     row_start: IntArray  # [R] position of its first token
     row_cached: IntArray  # [R] cached positions 0 … are seen, those that the row holds excepted
     row_slot: IntArray  # [R]
-    # [N] token whose hidden state predicts the wanted position; −1 − slot: the slot's carry
-    wanted_from: IntArray
-    wanted_position: IntArray  # [N]
-    wanted_counts: list[int]  # by plan
+    is_wanted: BoolArray  # [T]
+    shift: bool  # a hidden state predicts the position behind its own
+    _wanted: Wanted | None = None
 
     @property
     def size(self) -> int:
         return len(self.tokens)
 
     @property
-    def wanted_round(self) -> IntArray:
-        """[N]"""
-        return np.array([plan.index for _, plan in self.plans]).repeat(self.wanted_counts)
+    def wanted(self) -> Wanted:
+        if self._wanted is None:
+            self._wanted = self._find_wanted()
+        return self._wanted
+
+    def _find_wanted(self) -> Wanted:
+        where = self.is_wanted.nonzero()[0]
+        source = where
+        if self.shift:
+            # The row before; what was remembered for a window's first position; position 0 its own.
+            source = where - 1
+            edge = self.is_wanted[self.row_begin].nonzero()[0]  # rows
+            if len(edge):
+                begin = self.row_begin[edge]
+                carried = np.where(self.row_start[edge] > 0, -1 - self.row_slot[edge], begin)
+                source[where.searchsorted(begin)] = carried
+        ends = [*self.first_rows[1:], len(self.row_begin)]
+        last = [int(self.row_begin[end - 1] + self.row_length[end - 1]) for end in ends]
+        upto = [0, *where.searchsorted(last).tolist()]
+        counts = [b - a for a, b in itertools.pairwise(upto)]
+        rounds = np.array([plan.index for _, plan in self.plans]).repeat(counts)
+        return Wanted(source, self.positions[where], rounds, counts)
 
 
 def make_batch(plans: Sequence[tuple[int, Plan]], shift: bool) -> Batch:
@@ -59,7 +88,7 @@ def make_batch(plans: Sequence[tuple[int, Plan]], shift: bool) -> Batch:
     is_even = size == sum(plan.rows.size for _, plan in plans)  # else some rows are shorter
     positions = np.arange(size) - (row_begin - row_start).repeat(row_length)
 
-    tokens, wanted, wanted_counts = [], [], []
+    tokens, wanted = [], []
     blocks = np.zeros(size, np.int64)
     flat = 0
     for _, plan in plans:
@@ -75,19 +104,7 @@ def make_batch(plans: Sequence[tuple[int, Plan]], shift: bool) -> Batch:
             blocks[flat : flat + len(ids)] = ids
         tokens.append(rows.reshape(-1))
         wanted.append(masks.reshape(-1))
-        wanted_counts.append(int(np.count_nonzero(masks)))
         flat += len(tokens[-1])
-    is_wanted = _joined(wanted)
-    where = is_wanted.nonzero()[0]
-    source = where
-    if shift:
-        # The row before; what was remembered for a window's first position; position 0 its own.
-        source = where - 1
-        edge = is_wanted[row_begin].nonzero()[0]  # rows
-        if len(edge):
-            begin = row_begin[edge]
-            carried = np.where(row_start[edge] > 0, -1 - row_slot[edge], begin)
-            source[where.searchsorted(begin)] = carried
     return Batch(
         plans=list(plans),
         first_rows=[0, *itertools.accumulate(counts[:-1])],
@@ -99,9 +116,8 @@ def make_batch(plans: Sequence[tuple[int, Plan]], shift: bool) -> Batch:
         row_start=row_start,
         row_cached=row_cached,
         row_slot=row_slot,
-        wanted_from=source,
-        wanted_position=positions[where],
-        wanted_counts=wanted_counts,
+        is_wanted=_joined(wanted),
+        shift=shift,
     )
 
 

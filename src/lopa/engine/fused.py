@@ -111,14 +111,14 @@ class FusedStep(Step):
         self._wait()
         sizes = layout.body_sizes(batch, self._group)
         self._make_room(sizes.tokens)
-        body, head = _kept(self._bodies, sizes, self._capture_body), None
-        if (head_sizes := _head_sizes(batch, configs)) is not None:
-            head = _kept(self._heads, head_sizes, self._capture_head)
+        body = _kept(self._bodies, sizes, self._capture_body)
         layout.fill_body(body.arrays, batch, self._group)
         if self.timed:
             self._clock[0].record()
         body.graph.replay()
-        if head is not None:
+        head = None
+        if (head_sizes := _head_sizes(batch, configs)) is not None:
+            head = _kept(self._heads, head_sizes, self._capture_head)
             layout.fill_head(head.arrays, batch, configs)
             head.graph.replay()
         if self.timed:
@@ -146,7 +146,7 @@ class FusedStep(Step):
     @staticmethod
     def _found(out: IntArray, batch: Batch) -> Found:
         """out: [3, N] int32."""
-        found = out[:, : len(batch.wanted_from)]
+        found = out[:, : len(batch.wanted.source)]
         return found[0].astype(np.int64), found[1].view(np.float32), found[2].view(np.float32)
 
     @cached_property
@@ -371,7 +371,7 @@ def _kind(linear: object) -> torch.dtype | None:
 
 def _head_sizes(batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes | None:
     """None: what the confidence kernel does not do goes through `lopa.engine.statistics`."""
-    if not all(map(_fuses, configs)) or not len(batch.wanted_from):
+    if not all(map(_fuses, configs)) or not len(batch.wanted.source):
         return None
     return layout.head_sizes(batch, configs)
 

@@ -73,7 +73,7 @@ def rounded_body(tokens: int, rows: int, group: int) -> BodySizes:
 
 def head_sizes(batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes:
     drawing = any(config.temperature > 0 for config in configs)
-    return HeadSizes(round_up(len(batch.wanted_from)), drawing)
+    return HeadSizes(round_up(len(batch.wanted.source)), drawing)
 
 
 def round_up(count: int) -> int:
@@ -139,14 +139,16 @@ def fill_body(to: Body[IntArray], batch: Batch, group: int) -> None:
 
 def fill_head(to: Head[IntArray], batch: Batch, configs: Sequence[DecodeConfig]) -> None:
     """The same: only the settings of positions that are not wanted have to say so."""
-    count = len(batch.wanted_from)
-    to.wanted_from[:count] = batch.wanted_from
-    to.settings[:count, 0] = batch.wanted_position
+    wanted = batch.wanted
+    count = len(wanted.source)
+    to.wanted_from[:count] = wanted.source
+    to.settings[:count, 0] = wanted.position
+    to.settings[:count, 1] = wanted.round
     to.settings[count:, 3] = -1
     end = 0
-    for (_, plan), config, wanted in zip(batch.plans, configs, batch.wanted_counts, strict=True):
-        here = slice(end, end := end + wanted)
-        to.settings[here, 1:] = plan.index, config.seed, RANKINGS[config.ranking]
+    for config, of_plan in zip(configs, wanted.counts, strict=True):
+        here = slice(end, end := end + of_plan)
+        to.settings[here, 2:] = config.seed, RANKINGS[config.ranking]
         to.temperature[here] = config.temperature
 
 

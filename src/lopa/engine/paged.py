@@ -203,7 +203,7 @@ class PagedRunner:
         token, max_prob, ranking = found
         pieces: dict[int, Found | None] = {}
         end = 0
-        counts = zip(batch.plans, batch.first_rows, batch.wanted_counts, strict=True)
+        counts = zip(batch.plans, batch.first_rows, batch.wanted.counts, strict=True)
         for (slot, plan), row, count in counts:
             here = slice(end, end := end + count)
             pieces[slot] = token[here], max_prob[here], ranking[here]

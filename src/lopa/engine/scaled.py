@@ -22,5 +22,5 @@ def quantise(x: Tensor, kind: torch.dtype) -> Scaled:
     """[T, size], in plain torch; the kernels in `lopa.engine.kernels.pointwise` do the same."""
     wide = x.float()
     scale = wide.abs().amax(dim=1, keepdim=True).clamp(min=SMALLEST) / LARGEST[kind]
-    wide = (wide / scale).clamp(-LARGEST[kind], LARGEST[kind])
+    wide = wide * scale.reciprocal()
     return Scaled((wide.round() if kind is torch.int8 else wide).to(kind), scale)

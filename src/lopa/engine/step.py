@@ -146,17 +146,18 @@ class Step:
 
     @torch.inference_mode()
     def statistics(self, batch: Batch, hidden: Tensor, configs: Sequence[DecodeConfig]) -> Found:
-        source = torch.from_numpy(batch.wanted_from).to(self.device)
+        wanted = batch.wanted
+        source = torch.from_numpy(wanted.source).to(self.device)
         rows = hidden[source.clamp(min=0)]
-        if (batch.wanted_from < 0).any():
+        if (wanted.source < 0).any():
             remembered = source < 0
             rows[remembered] = self.carry[-1 - source[remembered]]
-        places = torch.from_numpy(batch.wanted_position).to(self.device)
-        rounds = torch.from_numpy(batch.wanted_round).to(self.device)
+        places = torch.from_numpy(wanted.position).to(self.device)
+        rounds = torch.from_numpy(wanted.round).to(self.device)
         found = []
         end = 0
         # Neighbours with the same settings share their calls.
-        counts = zip(configs, batch.wanted_counts, strict=True)
+        counts = zip(configs, wanted.counts, strict=True)
         for config, same in groupby(counts, key=lambda item: item[0]):
             begin, end = end, end + sum(count for _, count in same)
             for i in range(begin, end, HEAD_ROWS):

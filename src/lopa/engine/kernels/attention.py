@@ -2,9 +2,8 @@
 
 The queries of a row and of one key head, L · group of them, are one axis that is cut into tiles, so
 any group size fills the matrix units. A tile goes over the pages through the page table, then over
-its row's window, with a running softmax. With few tiles the keys are split over several programs;
-the last of them to come to a tile merges what all have left by their log-sum-exp, always in the
-same order.
+its row's window, with a running softmax. With few tiles the keys are split over several programs,
+whose parts a second kernel merges by their log-sum-exp.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lopa.engine.kernels.counters import MOST, counters
 from lopa.engine.pages import PAGE
 
 TILE = 64  # folded queries a program
@@ -63,10 +61,8 @@ def _attend(
     pool_v,
     paged_k,  # the same [S, kv_heads · D] by descriptor, PAGE · D at a time
     paged_v,
-    out,  # [T, heads, D]
-    parts,  # [SPLITS, T, heads, D] in fp32, where there are several
+    out,  # [T, heads, D], or with SPLITS > 1 [SPLITS, T, heads, D] in fp32
     lse,  # [SPLITS, T, heads] in fp32, log2
-    arrived,  # [tiles · kv_heads] int32: programs of a tile that are done; zero before and after
     tile_row,
     tile_at,
     row_begin,
@@ -164,45 +160,45 @@ def _attend(
         best, total, mixed = _softmax_step(scores, values, scale, best, total, mixed, PRECISE)
 
     result = mixed / tl.where(total > 0, total, 1.0)[:, None]
-    place = flat * HEADS + query_head
-    is_last = True
+    place = (split.to(tl.int64) * tokens + flat) * HEADS + query_head
+    tl.store(
+        out + place[:, None] * D + dims[None, :],
+        result.to(out.dtype.element_ty),
+        mask=live[:, None],
+    )
     if SPLITS > 1:
         level = tl.where(total > 0, best + tl.log2(tl.where(total > 0, total, 1.0)), -float("inf"))
-        of_split = tokens * HEADS
-        here = split * of_split + place
-        tl.store(parts + here[:, None] * D + dims[None, :], result, mask=live[:, None])
-        tl.store(lse + here, level, mask=live)
-        tl.debug_barrier()  # all of it is there before it counts
-        counter = arrived + tl.program_id(0) * KV_HEADS + head
-        is_last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1
-        if is_last:
-            highest = tl.full([TILE], -float("inf"), tl.float32)
-            for one in tl.static_range(SPLITS):
-                there = lse + one * of_split + place
-                level = tl.load(there, mask=live, other=0.0, cache_modifier=".cg")
-                highest = tl.maximum(highest, level)
-            total = tl.zeros([TILE], tl.float32)
-            mixed = tl.zeros([TILE, D], tl.float32)
-            for one in tl.static_range(SPLITS):
-                there = one * of_split + place
-                level = tl.load(lse + there, mask=live, other=0.0, cache_modifier=".cg")
-                weight = tl.exp2(level - highest)
-                part = tl.load(
-                    parts + there[:, None] * D + dims[None, :],
-                    mask=live[:, None],
-                    other=0.0,
-                    cache_modifier=".cg",
-                )
-                total += weight
-                mixed += part * weight[:, None]
-            result = mixed / total[:, None]
-            tl.store(counter, 0)
-    if is_last:
-        tl.store(
-            out + place[:, None] * D + dims[None, :],
-            result.to(out.dtype.element_ty),
+        tl.store(lse + place, level, mask=live)
+
+
+@triton.jit
+def _merge(parts, lse, out, count, D: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr):
+    """parts [SPLITS, count, D] in fp32 → out [count, D]; count = T · heads."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    live = row < count
+    dims = tl.arange(0, D)
+    best = tl.full([ROWS], -float("inf"), tl.float32)
+    for split in tl.static_range(SPLITS):
+        level = tl.load(lse + split * count + row, mask=live, other=0.0)
+        best = tl.maximum(best, level)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, D], tl.float32)
+    for split in tl.static_range(SPLITS):
+        level = tl.load(lse + split * count + row, mask=live, other=0.0)
+        weight = tl.exp2(level - best)
+        part = tl.load(
+            parts + (split * count + row).to(tl.int64)[:, None] * D + dims[None, :],
             mask=live[:, None],
+            other=0.0,
         )
+        total += weight
+        mixed += part * weight[:, None]
+    mixed = mixed / total[:, None]
+    tl.store(
+        out + row.to(tl.int64)[:, None] * D + dims[None, :],
+        mixed.to(out.dtype.element_ty),
+        mask=live[:, None],
+    )
 
 
 def attend(
@@ -221,11 +217,8 @@ def attend(
     if q.stride()[1:] != (dim, 1) or k.stride()[1:] != (dim, 1) or v.stride()[1:] != (dim, 1):
         raise ValueError("the heads of a token must lie side by side")
     out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
-    parts = lse = arrived = out
-    if len(rows.tile_row) * kv_heads > MOST:  # which fills any device
-        splits = 1
+    parts, lse = out, out
     if splits > 1:
-        arrived = counters(q.device)
         parts = torch.empty(splits, tokens, heads, dim, dtype=torch.float32, device=q.device)
         lse = torch.empty(splits, tokens, heads, dtype=torch.float32, device=q.device)
     paged = [
@@ -239,10 +232,8 @@ def attend(
         pool_k,
         pool_v,
         *paged,
-        out,
         parts,
         lse,
-        arrived,
         *rows[:7],
         rows.blocks,
         rows.table,
@@ -262,6 +253,9 @@ def attend(
         num_warps=4,
         num_stages=3 if q.dtype != torch.float32 else 1,
     )
+    if splits > 1:
+        count = tokens * heads
+        _merge[(triton.cdiv(count, 8),)](parts, lse, out, count, D=dim, SPLITS=splits, ROWS=8)
     return out
 
 

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import libdevice
 
 RANKINGS = {"max_prob": 0, "margin": 1, "neg_entropy": 2}
 BLOCK = 8192  # logits a program
@@ -25,6 +26,12 @@ def _mix(x):
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
     return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+@triton.jit
+def _log(x, NATIVE: tl.constexpr):
+    """The device's own is off by 2⁻²² at most and takes one instruction for twenty."""
+    return libdevice.fast_logf(x) if NATIVE else tl.log(x)
 
 
 @triton.jit
@@ -117,6 +124,7 @@ def _rank(
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
     DRAWING: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -134,7 +142,7 @@ def _rank(
         share = tl.max(tl.where(ids == token, -float("inf"), x), 0)
     else:
         p = tl.exp(x - largest) * (1.0 / total)
-        share = tl.sum(p * tl.log(p + 1e-10), 0)
+        share = tl.sum(p * _log(p + 1e-10, NATIVE), 0)
     tl.store(shares + row * PARTS + part, share)
 
 
@@ -194,6 +202,7 @@ def confidence(
         vocab,
         stride,
         LANES=lanes,
+        NATIVE=logits.is_cuda,
         **common,
     )
     _conclude[(count,)](

@@ -15,9 +15,9 @@ from lopa.engine.scaled import LARGEST, Scaled
 
 
 @triton.jit
-def _to_type(x, LARGEST: tl.constexpr, target: tl.constexpr):
-    """Rounded to the nearest, as torch does, and kept in range."""
-    x = tl.minimum(tl.maximum(x, -LARGEST), LARGEST)
+def _to_type(x, step, LARGEST: tl.constexpr, target: tl.constexpr):
+    """x / step, rounded to the nearest, as torch does; the largest x is LARGEST steps."""
+    x = x * (1.0 / step)
     if LARGEST == 127.0:
         # nearest even: adding and taking away 1.5 · 2²³ leaves a whole number in fp32
         x = (x + 12582912.0) - 12582912.0
@@ -53,7 +53,7 @@ def _norm(
     if LARGEST > 0:
         step = tl.maximum(tl.max(tl.abs(normed)), 1e-12) / LARGEST
         tl.store(scale + token, step)
-        normed = _to_type(normed / step, LARGEST, out.dtype.element_ty)
+        normed = _to_type(normed, step, LARGEST, out.dtype.element_ty)
     tl.store(out + token * size + at, normed.to(out.dtype.element_ty), mask=inside)
 
 
@@ -100,7 +100,7 @@ def _active(gate_up, token, size, at):
     gate = tl.load(gate_up + token * 2 * size + at, mask=inside, other=0.0)
     up = tl.load(gate_up + (token * 2 + 1) * size + at, mask=inside, other=0.0)
     wide = gate.to(tl.float32)
-    return (wide * tl.sigmoid(wide)).to(gate.dtype).to(tl.float32) * up.to(tl.float32)
+    return (wide / (1.0 + tl.exp(-wide))).to(gate.dtype).to(tl.float32) * up.to(tl.float32)
 
 
 @triton.jit
@@ -128,9 +128,9 @@ def _activate_scaled(
     step = tl.maximum(peak, 1e-12) / LARGEST
     tl.store(scale + token, step)
     place = out + token * size
-    tl.store(place + first, _to_type(value / step, LARGEST, out.dtype.element_ty))
+    tl.store(place + first, _to_type(value, step, LARGEST, out.dtype.element_ty))
     if REST > 0:
-        more = _to_type(more / step, LARGEST, out.dtype.element_ty)
+        more = _to_type(more, step, LARGEST, out.dtype.element_ty)
         tl.store(place + rest, more, mask=rest < size)
 
 
@@ -167,7 +167,7 @@ def _quantise(x, out, scale, size, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
     value = tl.load(x + token * size + at, mask=inside, other=0.0).to(tl.float32)
     step = tl.maximum(tl.max(tl.abs(value)), 1e-12) / LARGEST
     tl.store(scale + token, step)
-    value = _to_type(value / step, LARGEST, out.dtype.element_ty)
+    value = _to_type(value, step, LARGEST, out.dtype.element_ty)
     tl.store(out + token * size + at, value, mask=inside)
 
 
