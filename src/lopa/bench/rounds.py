@@ -12,6 +12,7 @@ from lopa.engine.calibration import steady_session
 from lopa.engine.llm import LLM
 from lopa.engine.paged import PagedRunner
 from lopa.engine.runner import Runner
+from lopa.engine.step import Step
 from lopa.errors import ConfigError
 from lopa.sequence import Plan, Round, Stats
 
@@ -49,8 +50,6 @@ class _Timed:
         began = time.perf_counter()
         found = self.runner.forward(plans)
         seconds = time.perf_counter() - began
-        if isinstance(self.runner, PagedRunner):
-            seconds = self.runner.step.forward_seconds or seconds
         self.seconds.append(seconds)
         return found
 
@@ -67,42 +66,55 @@ class SteadyRounds:
         self._masks: list[int] = []
 
     def time(self, rounds: int) -> None:
-        """So many more."""
+        """So many more, by the host's clock; of them, or of some in between, the forward alone."""
         runner = self.llm.runner
-        timed = _Timed(runner)
         step = runner.step if isinstance(runner, PagedRunner) else None
         if step is None or not step.works_alone:
-            for found, seconds in self._full_rounds(timed, rounds):
-                self._add(found, seconds)
-                self._forwards.append(timed.seconds[-1])
+            self._time_each(_Timed(runner), rounds)
             return
         if not self._whole:
             for _ in self._session(runner):  # every graph is captured before any is timed
                 pass
-        for found, seconds in self._full_rounds(runner, rounds):
-            self._add(found, seconds)
-        # Reading the device's clock takes time itself, so that is done in rounds of their own.
-        step.timed = True
         try:
-            for _ in self._full_rounds(timed, rounds):
-                self._forwards.append(timed.seconds[-1])
+            self._time_by_turns(runner, step, rounds)
         finally:
             step.timed = False
+
+    def _time_each(self, timed: _Timed, rounds: int) -> None:
+        """The forward of every round."""
+        wanted = len(self._whole) + rounds
+        while len(self._whole) < wanted:
+            for found, seconds in self._session(timed):
+                if self._is_full(found) and len(self._whole) < wanted:
+                    self._add(found, seconds)
+                    self._forwards.append(timed.seconds[-1])
+
+    def _time_by_turns(self, runner: Runner, step: Step, rounds: int) -> None:
+        """Of every four rounds, one by the device's clock, which takes the host's time to read.
+
+        So the round before it is not counted either: the clock is started in it.
+        """
+        wanted = len(self._whole) + rounds
+        while len(self._whole) < wanted:
+            step.timed = False
+            for number, (found, seconds) in enumerate(self._session(runner)):
+                turn = number % 4
+                step.timed = turn == 2  # so the step that follows begins a round that is
+                if not self._is_full(found):
+                    continue
+                if turn == 0 and step.forward_seconds is not None:
+                    self._forwards.append(step.forward_seconds)
+                elif turn in (1, 2):
+                    self._add(found, seconds)
+
+    def _is_full(self, found: Round) -> bool:
+        """Whether it has all the branches and the whole window."""
+        is_full = found.branches[-1].end - found.start == self.window
+        return is_full and len(found.branches) == self.branches + 1
 
     def _add(self, found: Round, seconds: float) -> None:
         self._whole.append(seconds)
         self._masks.append(sum(branch.masks for branch in found.branches))
-
-    def _full_rounds(self, runner: Runner, count: int) -> Iterator[tuple[Round, float]]:
-        """So many rounds with all their branches and the whole window."""
-        while count:
-            for found, seconds in self._session(runner):
-                is_full = found.branches[-1].end - found.start == self.window
-                if is_full and len(found.branches) == self.branches + 1:
-                    yield found, seconds
-                    count -= 1
-                if not count:
-                    break
 
     def _session(self, runner: Runner) -> Iterator[tuple[Round, float]]:
         """The rounds of an answer behind its prompt, each with its seconds."""

@@ -75,6 +75,7 @@ class FusedStep(Step):
         self._bodies: dict[BodySizes, _BodyGraph] = {}
         self._heads: dict[HeadSizes, _HeadGraph] = {}
         self._begun: tuple[_HeadGraph | None, Batch, Sequence[DecodeConfig]] | None = None
+        self._is_timed = False  # what was begun
         self._forget()
 
     def open(self, slot: int, pages: Sequence[int]) -> None:
@@ -113,7 +114,8 @@ class FusedStep(Step):
         self._make_room(sizes.tokens)
         body = _kept(self._bodies, sizes, self._capture_body)
         layout.fill_body(body.arrays, batch, self._group)
-        if self.timed:
+        self._is_timed = self.timed
+        if self._is_timed:
             self._clock[0].record()
         body.graph.replay()
         head = None
@@ -121,7 +123,7 @@ class FusedStep(Step):
             head = _kept(self._heads, head_sizes, self._capture_head)
             layout.fill_head(head.arrays, batch, configs)
             head.graph.replay()
-        if self.timed:
+        if self._is_timed:
             self._clock[1].record()
         self._begun = head, batch, configs
 
@@ -129,7 +131,8 @@ class FusedStep(Step):
         assert self._begun is not None
         head, batch, configs = self._begun
         self._wait()
-        if self.timed:
+        self.forward_seconds = None
+        if self._is_timed:
             self.forward_seconds = self._clock[0].elapsed_time(self._clock[1]) / 1e3
         return self._outside(batch, configs) if head is None else self._found(head.out, batch)
 
