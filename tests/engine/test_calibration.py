@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ahead import make_eager
 
 from lopa import LLM, DecodeConfig
 from lopa import trace as traces
@@ -38,6 +39,16 @@ def test_measured_once_and_recorded(llm: LLM) -> None:
 def test_a_slow_device_measures_less(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "SECONDS", 0.0)
     assert len(calibration.measure(llm.runner, llm.config, llm.decode_config).points) == 3
+
+
+def test_a_device_that_works_alone_is_timed_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "ENOUGH", 0.0)
+    llm = LLM("dummy:dream-tiny", device="cpu")
+    step = make_eager(llm)
+    points = calibration.measure(llm.runner, llm.config, llm.decode_config).points
+    assert [t for t, _ in points] == [32, 64, 128, 256, 512, 1024][: len(points)]
+    # Of every turn one round was begun in the round before it, and was of use.
+    assert step.finished >= (2 + calibration.LEAST_TURNS) * len(points)
 
 
 def test_forwards_are_counted_without_a_measure() -> None:

@@ -2,7 +2,9 @@
 
 Whole rounds are timed, the decoder's own time included, for the numbers of branches that auto
 chooses from; where a round takes long the largest are left out, since on a slow device time grows
-with tokens evenly. The measure belongs to the run, not to a request: it is taken once and kept.
+with tokens evenly. A device that works alone is timed as it goes on from round to round of one
+answer: after a round of another size it takes longer. The measure belongs to the run, not to a
+request: it is taken once and kept.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 from lopa.config import AUTO_BRANCHES, DecodeConfig
@@ -19,12 +22,15 @@ from lopa.engine.runner import Runner
 from lopa.engine.session import Session
 from lopa.errors import CapacityError
 from lopa.models.config import ModelConfig
+from lopa.sequence import Round
 
 # Tokens of a row and branches: one block of 32 as an answer begins, two as in the middle of one.
 WINDOW = 64
 ROUND_SIZES = ((WINDOW // 2, 0), *((WINDOW, branches) for branches in AUTO_BRANCHES))
 PREFIX = 32  # of the prompt
-ROUNDS = 7  # timed for each number of branches, in turn: a disturbance meets them all
+# Rounds timed for each number of branches, in turn: a disturbance meets them all.
+LEAST_TURNS, MOST_TURNS = 7, 30
+ENOUGH = 2.0  # seconds: with the least turns done, no more are begun
 SECONDS = 0.1  # a round that takes longer is the last one measured; there are three at least
 
 
@@ -38,16 +44,20 @@ def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeCo
             one = _Timed(runner, model, settings, window, branches)
             try:
                 for _ in range(2):  # the first may compile kernels
-                    one.round()
+                    one.turn()
             except CapacityError:  # nor would an answer with so many branches have room
                 break
-            if not timed or one.tokens > timed[-1].tokens:  # a block may be as large as the window
+            # A block may be as large as the window.
+            if one.seconds and (not timed or one.tokens > timed[-1].tokens):
                 timed.append(one)
             else:
                 one.session.close()
-        for _ in range(ROUNDS):
+        began = time.perf_counter()
+        for turn in range(MOST_TURNS):
+            if turn >= LEAST_TURNS and time.perf_counter() - began > ENOUGH:
+                break
             for one in timed:
-                one.round()
+                one.turn()
     finally:
         for one in timed:
             one.session.close()
@@ -105,20 +115,32 @@ class _Timed:
         block = settings(decoder="lopa").block_size
         window = max(window // block, 1) * block
         self.branches = branches
-        self.session = steady_session(runner, model, settings, branches, window, PREFIX)
-        self.tokens = 0  # of a round
+        self.make = partial(steady_session, runner, model, settings, branches, window, PREFIX)
+        self.session = self.make()
+        self.tokens = 0  # of a round, once one was timed
         self.seconds: list[float] = []
 
-    def round(self) -> None:
-        """Time the next round that has all its branches and the full window, if there is one."""
-        while True:
+    def turn(self) -> None:
+        """Time a round that has all its branches and the full window."""
+        for _ in range(2):  # when this answer has no more of them, the next one does
+            while (found := self._next()) is not None:
+                record, seconds = found
+                rows, end = len(record.branches), record.branches[-1].end
+                tokens = rows * (end - record.start)
+                is_full = rows == self.branches + 1 and end == self.session.decoder.window.end
+                # The first round is the prompt's; as blocks are done the window gets shorter.
+                if record.index > 1 and is_full and self.tokens in (0, tokens):
+                    self.tokens = tokens
+                    self.seconds.append(seconds)
+                    return
+            self.session.close()
+            self.session = self.make()
+
+    def _next(self) -> tuple[Round, float] | None:
+        """The next round, or the one after it where the device goes on by itself."""
+        began = time.perf_counter()
+        event = self.session.step(ahead=True)
+        if event is not None and self.session.is_ahead:  # it has had one of this size now
             began = time.perf_counter()
-            event = self.session.step()
-            if event is None:
-                return
-            record = event.round
-            rows, end = len(record.branches), record.branches[-1].end
-            if rows == self.branches + 1 and end == self.session.decoder.window.end:
-                self.tokens = rows * (end - record.start)
-                self.seconds.append(time.perf_counter() - began)
-                return
+            event = self.session.step(ahead=True)
+        return None if event is None else (event.round, time.perf_counter() - began)

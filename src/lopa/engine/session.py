@@ -123,6 +123,11 @@ class Session:
         return self._taken
 
     @property
+    def is_ahead(self) -> bool:
+        """Whether the device has begun the next round."""
+        return self._begun is not None
+
+    @property
     def capacity(self) -> int:
         """Tokens that it may come to hold, prompt included."""
         return len(self.decoder.tokens)
