@@ -58,7 +58,7 @@ def rounds(folder: Path) -> str:
         for kind, run in found.items()
     )
     counts = sorted({one["rounds"] for run in found.values() for one in run["rounds"]})
-    of = f"{_host(found['bf16'])}; {' or '.join(map(str, counts))} rounds a line."
+    of = f"{_host(found['bf16'])}; {counts[0]} to {counts[-1]} rounds a line."
     said = f"{of} Ceilings measured in the same runs: {ceilings}."
     return "\n".join([*table(heads, lines), "", said])
 

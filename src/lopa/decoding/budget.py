@@ -113,11 +113,11 @@ class Budget:
         found = [0.0]
         of_all = ALONE_LASTS if alone else 1.0
         lasts = next(share for limit, share in FIRST_LASTS if sure <= limit)
-        kept = 1.0  # share of what was hoped: one that brings more raises the hope in the next
+        kept = 1.0  # share of what was hoped: one that brings less lowers the hope in the next
         for step, hope in zip(self._steps, HOPES, strict=True):
             added = step.value(hope * kept, HOPE_WEIGHT)
             found.append(found[-1] + of_all * lasts * added)
-            kept, lasts = added / hope, MORE_LASTS
+            kept, lasts = min(1.0, added / hope), MORE_LASTS
         return found
 
     def branches(self, row: int, candidates: int, sure: float, *, alone: bool = False) -> int:

@@ -42,6 +42,7 @@ def run(study: Study) -> Findings:
                 "tokens_per_second": speed[row],
                 "tpf": tokens[row].sum() / rounds[row].sum(),
                 "round_ms": 1e3 * seconds[row].sum() / rounds[row].sum(),
+                "answer_seconds": seconds[row].sum() / (passes * len(study.problems)),
                 "branches": tried[row].sum() / rounds[row].sum(),
                 "accuracy": sum(ok for (of, _), ok in right.items() if of == name)
                 / len(study.problems),
@@ -94,8 +95,8 @@ def best_fixed(findings: Findings) -> str:
 
 
 def table(findings: Findings) -> Table:
-    heads = ("branches", "tried a round", "accuracy", "TPF", "ms a round", "tokens/s",
-             "auto / this")  # fmt: skip
+    heads = ("branches", "tried a round", "accuracy", "TPF", "ms a round", "ms an answer",
+             "tokens/s", "auto / this")  # fmt: skip
     return heads, [
         (
             name,
@@ -103,6 +104,7 @@ def table(findings: Findings) -> Table:
             f"{f['accuracy']:.0%}",
             f"{f['tpf']:.2f}",
             f"{f['round_ms']:.2f}",
+            f"{1e3 * f['answer_seconds']:.1f}" if "answer_seconds" in f else "",
             f"{f['tokens_per_second']:.1f}",
             f"{f['auto']:.3f} ({f['interval'][0]:.3f} … {f['interval'][1]:.3f})"
             if name != "auto"
