@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from ahead import Eager
 
 from lopa import LLM
 from lopa.bench.rounds import SteadyRounds
 from lopa.engine.paged import PagedRunner
 from lopa.engine.runner import Runner
-from lopa.engine.step import Found
+from lopa.engine.step import Found, Step
+from lopa.errors import ConfigError
 from lopa.sequence import Round
 
 
@@ -54,6 +56,15 @@ def test_the_device_s_clock_is_read_in_other_rounds() -> None:
     assert rounds._forwards
     assert {*rounds._forwards} == {0.5}
     assert not llm.runner.step.timed
+
+
+@pytest.mark.parametrize("step", [Step, Clocked])
+def test_more_branches_than_there_are_places_for_is_an_error(step: type[Step]) -> None:
+    llm = LLM("dummy:dream-tiny", device="cpu")
+    llm.runner = PagedRunner(llm.model, 4096, step=step)
+    rounds = SteadyRounds(llm, branches=40, window=32, prefix=8)
+    with pytest.raises(ConfigError, match="give fewer branches or a larger window"):
+        rounds.time(1)
 
 
 def test_without_a_device_every_forward_is_timed() -> None:

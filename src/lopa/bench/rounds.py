@@ -84,10 +84,12 @@ class SteadyRounds:
         """The forward of every round."""
         wanted = len(self._whole) + rounds
         while len(self._whole) < wanted:
+            before = len(self._whole)
             for found, seconds in self._session(timed):
                 if self._is_full(found) and len(self._whole) < wanted:
                     self._add(found, seconds)
                     self._forwards.append(timed.seconds[-1])
+            self._check_more_than(before, len(self._whole))
 
     def _time_by_turns(self, runner: Runner, step: Step, rounds: int) -> None:
         """Of every four rounds, one by the device's clock, which takes the host's time to read.
@@ -96,6 +98,7 @@ class SteadyRounds:
         """
         wanted = len(self._whole) + rounds
         while len(self._whole) < wanted:
+            before = len(self._forwards)
             step.timed = False
             for number, (found, seconds) in enumerate(self._session(runner)):
                 turn = number % 4
@@ -106,6 +109,15 @@ class SteadyRounds:
                     self._forwards.append(step.forward_seconds)
                 elif turn in (1, 2):
                     self._add(found, seconds)
+            self._check_more_than(before, len(self._forwards))
+
+    def _check_more_than(self, before: int, now: int) -> None:
+        """An answer with nothing to time would be followed by others like it, for ever."""
+        if now == before:
+            raise ConfigError(
+                f"a window of {self.window} tokens has too few rounds with {self.branches} "
+                "branches to be timed: give fewer branches or a larger window"
+            )
 
     def _is_full(self, found: Round) -> bool:
         """Whether it has all the branches and the whole window."""
