@@ -64,7 +64,7 @@ def test_stages_go_by_the_shared_memory(rows: int, columns: int) -> None:
 
 
 def test_refuses_to_split_too_many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul, "MOST", 2)
+    monkeypatch.setattr(matmul, "_MOST_TILES", 2)
     x, w = torch.zeros(64, 32, dtype=torch.int8), torch.zeros(64 * 3, 32, dtype=torch.int8)
     scales = torch.ones(64, 1), torch.ones(64 * 3, 1)
     tile = Tiling(64, 64, 16, 4, 2)

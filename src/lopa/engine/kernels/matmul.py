@@ -15,9 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lopa.engine.kernels.counters import MOST, counters
-
 _LEAST_SHARE = 4096  # of the inner axis, for a program to be worth its parts
+_MOST_TILES = 1024  # that are split
 
 
 class Tiling(NamedTuple):
@@ -147,9 +146,9 @@ def scaled_matmul(
     if splits > 1:
         shape = (tiles, splits, tile.rows, tile.columns)
         parts = out.new_empty(shape, dtype=torch.int32 if whole else torch.float32)
-        if tiles > MOST:
+        if tiles > _MOST_TILES:
             raise ValueError(f"{tiles} tiles are too many to be split")
-        arrived = counters(x.device)
+        arrived = _counters(x.device)
     _scaled[(tiles, splits)](
         x,
         w,
@@ -176,6 +175,12 @@ def scaled_matmul(
         num_stages=tile.stages,
     )
     return out
+
+
+@cache
+def _counters(device: torch.device) -> Tensor:
+    """All zero before a kernel and after it. Graphs keep their address: they stay."""
+    return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
 
 
 @cache
