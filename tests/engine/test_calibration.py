@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ahead import make_eager
@@ -12,6 +15,7 @@ from lopa import trace as traces
 from lopa.config import AUTO_BRANCHES
 from lopa.decoding.budget import RoundCost
 from lopa.engine import calibration
+from lopa.engine.session import Session
 from lopa.evaluation.tasks import generate
 
 POINTS = [(32, 0.010), (64, 0.011), (512, 0.030)]
@@ -49,6 +53,40 @@ def test_a_device_that_works_alone_is_timed_as_it_goes_on(monkeypatch: pytest.Mo
     assert [t for t, _ in points] == [32, 64, 128, 256, 512, 1024][: len(points)]
     # Of every turn one round was begun in the round before it, and was of use.
     assert step.finished >= (2 + calibration.LEAST_TURNS) * len(points)
+
+
+def test_a_host_that_is_kept_does_not_make_the_device_seem_fast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every third round the host comes late, by when the device has done much of the next."""
+    least, late = 0.015, 0.030
+    monkeypatch.setattr(calibration, "ENOUGH", 0.0)
+    monkeypatch.setattr(calibration, "ROUND_SIZES", ((32, 0), (64, 0)))
+    llm = LLM("dummy:dream-tiny", device="cpu")
+    step = make_eager(llm)
+    ready = 0.0
+    begin, finish, take = step.begin, step.finish, Session.take
+    delays = itertools.cycle((late, 0.0, 0.0))
+
+    def begin_slowly(*args: Any) -> None:
+        nonlocal ready
+        ready = time.perf_counter() + least
+        begin(*args)
+
+    def wait_and_finish() -> Any:
+        time.sleep(max(0.0, ready - time.perf_counter()))
+        return finish()
+
+    def take_late(session: Session, seconds: float) -> Any:
+        time.sleep(next(delays))
+        return take(session, seconds)
+
+    monkeypatch.setattr(step, "begin", begin_slowly)
+    monkeypatch.setattr(step, "finish", wait_and_finish)
+    monkeypatch.setattr(Session, "take", take_late)
+    points = calibration.measure(llm.runner, llm.config, llm.decode_config).points
+    assert len(points) == 2
+    assert min(seconds for _, seconds in points) >= least
 
 
 def test_forwards_are_counted_without_a_measure() -> None:

@@ -123,24 +123,25 @@ class _Timed:
     def turn(self) -> None:
         """Time a round that has all its branches and the full window."""
         for _ in range(2):  # when this answer has no more of them, the next one does
-            while (found := self._next()) is not None:
-                record, seconds = found
+            while (record := self._next()) is not None:
                 rows, end = len(record.branches), record.branches[-1].end
                 tokens = rows * (end - record.start)
                 is_full = rows == self.branches + 1 and end == self.session.decoder.window.end
                 # The first round is the prompt's; as blocks are done the window gets shorter.
                 if record.index > 1 and is_full and self.tokens in (0, tokens):
                     self.tokens = tokens
-                    self.seconds.append(seconds)
+                    self.seconds.append(record.seconds)
                     return
             self.session.close()
             self.session = self.make()
 
-    def _next(self) -> tuple[Round, float] | None:
-        """The next round, or the one after it where the device goes on by itself."""
-        began = time.perf_counter()
+    def _next(self) -> Round | None:
+        """The next round, or the one after it where the device goes on by itself.
+
+        The session's own time of a round is taken, from the end of the last one: a device that goes
+        on has begun by then, and whatever keeps the host meanwhile would make the rest seem short.
+        """
         event = self.session.step(ahead=True)
         if event is not None and self.session.is_ahead:  # it has had one of this size now
-            began = time.perf_counter()
             event = self.session.step(ahead=True)
-        return None if event is None else (event.round, time.perf_counter() - began)
+        return None if event is None else event.round

@@ -1,8 +1,9 @@
 """Tokens a second of `auto` against every fixed number of branches, one prompt at a time.
 
 Each problem is decoded under all settings in turn, and the turn begins elsewhere with every
-problem, so that whatever slows the machine down meets all of them alike. Ratios are of tokens over
-seconds, all problems together; their interval is from drawing the problems again.
+problem, so that whatever slows the machine down meets all of them alike. A number that is far from
+the fastest after some problems is timed no further. Ratios are of tokens over seconds, over all
+problems that both have; their interval is from drawing the problems again.
 """
 
 from __future__ import annotations
@@ -11,69 +12,69 @@ from typing import Any
 
 import numpy as np
 
-from lopa.config import AUTO_BRANCHES
+from lopa.config import AUTO_BRANCHES, DecodeConfig
 from lopa.evaluation import plots, tasks
+from lopa.evaluation.problem import Problem
 from lopa.studies.study import Findings, Study, Table
 
 DRAWS = 2000
-PASSES = 3  # over the problems on an accelerator, after one that compiles kernels
 MARGIN = 0.03  # by which auto may miss the best fixed number
+TRIAL = 24  # problems, after which
+FAR = 0.8  # of the fastest fixed number's speed is too little to go on
+
+
+_Counts = tuple[float, float, int, int]  # tokens, seconds, rounds, branches of one decode
 
 
 def run(study: Study) -> Findings:
     cost = study.model.round_cost  # measured before anything is timed
     configs = {str(k): study.config(branches=k) for k in (*AUTO_BRANCHES, "auto")}
-    fast = study.model.device.type != "cpu"
-    warm = study.problems if fast else study.problems[:1]
-    _time(study, configs, warm, 0, 1, {})
-    passes = PASSES if fast else 1
-    times = np.zeros((4, len(configs), len(study.problems)))  # tokens, seconds, rounds, branches
-    texts: dict[tuple[str, int], str] = {}  # by setting and problem; every pass makes the same
-    for turn in range(passes):
-        times += _time(study, configs, study.problems, turn, passes, texts)
-    right = {key: tasks.score(study.problems[key[1]], text) for key, text in texts.items()}
-    tokens, seconds, rounds, tried = times
-    speed = tokens.sum(axis=1) / seconds.sum(axis=1)
-    return {
-        "round_cost": cost.points,
-        "passes": passes,
-        "settings": {
-            name: {
-                "tokens_per_second": speed[row],
-                "tpf": tokens[row].sum() / rounds[row].sum(),
-                "round_ms": 1e3 * seconds[row].sum() / rounds[row].sum(),
-                "answer_seconds": seconds[row].sum() / (passes * len(study.problems)),
-                "branches": tried[row].sum() / rounds[row].sum(),
-                "accuracy": sum(ok for (of, _), ok in right.items() if of == name)
-                / len(study.problems),
-                "auto": speed[-1] / speed[row],
-                "interval": interval(tokens[[row, -1]], seconds[[row, -1]], study.seed),
-            }
-            for row, name in enumerate(configs)
-        },
-    }
-
-
-def _time(
-    study: Study,
-    configs: Any,
-    problems: Any,
-    turn: int,
-    passes: int,
-    texts: dict[tuple[str, int], str],
-) -> Any:
-    """One pass: [what is counted, settings, problems]. Nothing is scored in between."""
-    found = np.zeros((4, len(configs), len(problems)))
-    names = list(configs)
-    for number, problem in enumerate(problems):
+    found: dict[str, list[_Counts]] = {name: [] for name in configs}
+    texts: dict[str, list[str]] = {name: [] for name in configs}
+    study.model.generate(study.problems[0].prompt, configs["auto"])  # so that all is loaded
+    for number, problem in enumerate(study.problems):
+        names = _near(found) if number >= TRIAL else list(configs)
         for place in range(len(names)):
-            row = (number + turn + place) % len(names)
-            output = study.model.generate(problem.prompt, configs[names[row]])
-            tried = sum(len(r.branches) - 1 for r in output.trace.rounds)
-            found[:, row, number] = output.tokens, output.seconds, output.rounds, tried
-            texts[names[row], number] = output.text
-        study.progress(turn * len(problems) + number + 1, passes * len(problems))
-    return found
+            name = names[(number + place) % len(names)]
+            counts, text = _decode(study, problem, configs[name])
+            found[name].append(counts)
+            texts[name].append(text)
+        study.progress(number + 1, len(study.problems))
+    auto = np.array(found["auto"]).T
+    settings = {}
+    for name, lines in found.items():
+        both = np.stack([np.array(lines).T, auto[:, : len(lines)]])  # [this and auto, what, n]
+        tokens, seconds, rounds, tried = both[0]
+        speeds = both[:, 0].sum(axis=1) / both[:, 1].sum(axis=1)
+        right = map(tasks.score, study.problems, texts[name])
+        settings[name] = {
+            "problems": len(lines),
+            "tokens_per_second": speeds[0],
+            "tpf": tokens.sum() / rounds.sum(),
+            "round_ms": 1e3 * seconds.sum() / rounds.sum(),
+            "answer_seconds": seconds.mean(),
+            "branches": tried.sum() / rounds.sum(),
+            "accuracy": sum(right) / len(lines),
+            "auto": speeds[1] / speeds[0],
+            "interval": interval(both[:, 0], both[:, 1], study.seed),
+        }
+    return {"round_cost": cost.points, "settings": settings}
+
+
+def _near(found: dict[str, list[_Counts]]) -> list[str]:
+    """Auto and the fixed numbers that may still be the best."""
+    first = {name: np.array(lines[:TRIAL]) for name, lines in found.items()}
+    speeds = {name: lines[:, 0].sum() / lines[:, 1].sum() for name, lines in first.items()}
+    best = max(speed for name, speed in speeds.items() if name != "auto")
+    return [name for name, speed in speeds.items() if name == "auto" or speed >= FAR * best]
+
+
+def _decode(study: Study, problem: Problem, config: DecodeConfig) -> tuple[_Counts, str]:
+    if study.model.device.type != "cpu":  # once before, so that its kernels and graphs are made
+        study.model.generate(problem.prompt, config)
+    output = study.model.generate(problem.prompt, config)
+    tried = sum(len(r.branches) - 1 for r in output.trace.rounds)
+    return (output.tokens, output.seconds, output.rounds, tried), output.text
 
 
 def interval(tokens: Any, seconds: Any, seed: int) -> list[float]:
@@ -86,25 +87,28 @@ def interval(tokens: Any, seconds: Any, seed: int) -> list[float]:
 
 
 def best_fixed(findings: Findings) -> str:
+    """Of those that were timed to the end."""
+    settings = findings["settings"]
     speeds: dict[str, float] = {
         name: found["tokens_per_second"]
-        for name, found in findings["settings"].items()
-        if name != "auto"
+        for name, found in settings.items()
+        if name != "auto" and found["problems"] == settings["auto"]["problems"]
     }
     return max(speeds, key=speeds.__getitem__)
 
 
 def table(findings: Findings) -> Table:
-    heads = ("branches", "tried a round", "accuracy", "TPF", "ms a round", "ms an answer",
-             "tokens/s", "auto / this")  # fmt: skip
+    heads = ("branches", "problems", "tried a round", "accuracy", "TPF", "ms a round",
+             "ms an answer", "tokens/s", "auto / this")  # fmt: skip
     return heads, [
         (
             name,
+            str(f["problems"]),
             f"{f['branches']:.1f}",
             f"{f['accuracy']:.0%}",
             f"{f['tpf']:.2f}",
             f"{f['round_ms']:.2f}",
-            f"{1e3 * f['answer_seconds']:.1f}" if "answer_seconds" in f else "",
+            f"{1e3 * f['answer_seconds']:.1f}",
             f"{f['tokens_per_second']:.1f}",
             f"{f['auto']:.3f} ({f['interval'][0]:.3f} … {f['interval'][1]:.3f})"
             if name != "auto"
