@@ -10,6 +10,7 @@ request: it is taken once and kept.
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -52,6 +53,8 @@ def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeCo
                 timed.append(one)
             else:
                 one.session.close()
+        for one in timed:
+            one.seconds.clear()  # those were to get ready
         began = time.perf_counter()
         for turn in range(MOST_TURNS):
             if turn >= LEAST_TURNS and time.perf_counter() - began > ENOUGH:
@@ -63,8 +66,9 @@ def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeCo
             one.session.close()
     if not timed:
         return EVERY_ROUND_THE_SAME
-    # What disturbs a round makes it longer, never shorter. And more tokens never cost less.
-    seconds = itertools.accumulate((min(one.seconds) for one in timed), max)
+    # The median: the fastest of each may be of different moments of a machine whose speed varies,
+    # and what counts are their ratios. More tokens never cost less.
+    seconds = itertools.accumulate((statistics.median(one.seconds) for one in timed), max)
     return RoundCost(tuple((one.tokens, s) for one, s in zip(timed, seconds, strict=True)))
 
 

@@ -21,6 +21,8 @@ from lopa.engine.kernels.attention import TILE, Rows, most_tiles
 from lopa.engine.kernels.confidence import RANKINGS
 from lopa.sequence import IntArray
 
+LONG = 256  # tokens of a row, above which it is: prompts are, windows are not
+
 _A = TypeVar("_A")
 
 
@@ -30,6 +32,7 @@ class BodySizes(NamedTuple):
     tokens: int
     rows: int
     tiles: int  # of attention
+    is_long: bool  # a row's keys are better rotated once for all its tiles
 
 
 class HeadSizes(NamedTuple):
@@ -61,14 +64,15 @@ class Head(NamedTuple, Generic[_A]):
 
 
 def body_sizes(batch: Batch, group: int) -> BodySizes:
-    return rounded_body(batch.size, len(batch.row_begin), group)
+    is_long = int(batch.row_length.max()) > LONG
+    return rounded_body(batch.size, len(batch.row_begin), group, is_long)
 
 
 @lru_cache(maxsize=1024)
-def rounded_body(tokens: int, rows: int, group: int) -> BodySizes:
+def rounded_body(tokens: int, rows: int, group: int, is_long: bool) -> BodySizes:
     tokens = round_up(tokens)
     rows = next(size for size in (16, 64, 256, tokens + 256) if rows <= size)
-    return BodySizes(tokens, rows, most_tiles(tokens, rows, group))
+    return BodySizes(tokens, rows, most_tiles(tokens, rows, group), is_long)
 
 
 def head_sizes(batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes:

@@ -95,6 +95,7 @@ def test_equals_the_equation(
         ([8], 64, 20, None),  # a window within what is cached
         ([40, 32], 5, 5, 8),
         ([13] * 5, 131, 131, None),
+        ([3], 35 * PAGE + 5, 35 * PAGE + 5, None),  # more pages than are looked up at once
     ],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
