@@ -66,7 +66,7 @@ for part in $parts; do
     precision) measure precision.txt "$python" benchmarks/precision.py --out "$out/precision.jsonl" ;;
     speed)
         for task in words functions; do
-            measure speed_$task.txt "${lopa[@]}" study speed --task $task --limit 48 --seed 6 \
+            measure speed_$task.txt "${lopa[@]}" study speed --task $task --limit 144 --seed 6 \
                 --out "$out/$task-h200"
         done
         ;;
