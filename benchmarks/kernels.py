@@ -27,7 +27,6 @@ from lopa.engine.kernels import pointwise
 from lopa.engine.kernels.attention import TILE, Rows, attend
 from lopa.engine.kernels.confidence import RANKINGS, confidence
 from lopa.engine.kernels.matmul import scaled_matmul
-from lopa.engine.kernels.turn import Turn, rotate
 from lopa.engine.pages import PAGE
 from lopa.engine.products import known, products_on, table_of
 from lopa.engine.quantize import KINDS, QuantizedLinear
@@ -320,14 +319,14 @@ def times(llm: LLM, tokens: int, window: int, prefix: int) -> dict[str, float]:
     qkv = torch.randn(tokens, width, device=device).to(llm.dtype)
     keys = torch.empty(tokens, config.kv_heads, config.head_dim, device=device, dtype=llm.dtype)
     values = torch.randn_like(keys)
-    positions = torch.arange(tokens, device=device, dtype=torch.int32)
-    angles = torch.randn(prefix + tokens, config.head_dim, device=device).to(llm.dtype)
-    turn = Turn(angles, angles, None, 1e-6)
-    measure("rotate", lambda i: rotate(qkv, positions, turn, keys, values, config.heads))
+    angles = torch.randn(tokens, config.head_dim, device=device).to(llm.dtype)
+    measure(
+        "rotate",
+        lambda i: pointwise.rotate(qkv, angles, angles, None, 1e-6, keys, values, config.heads),
+    )
     group = config.heads // config.kv_heads
     lengths = [window] * (tokens // window)
-    heads = config.heads, config.kv_heads, config.kv_heads
-    q, k, v = torch.split(qkv.view(tokens, -1, config.head_dim), heads, dim=1)
+    q = qkv.view(tokens, -1, config.head_dim)[:, : config.heads]
     pages = llm.runner.pages
     rows, _ = layout(lengths, prefix, prefix, None, group, device)
     for splits in (1, 2, 4):
@@ -336,12 +335,6 @@ def times(llm: LLM, tokens: int, window: int, prefix: int) -> dict[str, float]:
             return attend(q, keys, values, pages.keys[i], pages.values[i], rows, splits=splits)
 
         measure(f"attention / {splits}", mix)
-
-    def turn_and_mix(i: int) -> Tensor:
-        pool = pages.keys[i], pages.values[i]
-        return attend(q, k, v, *pool, rows, turn=turn, keep=(keys, values))
-
-    measure("attention, turning", turn_and_mix)
     measure("head", lambda i: llm.model.logits(x), 1)
     logits = llm.model.logits(x)
     settings = torch.full((tokens, 4), 2, device=device, dtype=torch.int64)

@@ -20,17 +20,16 @@ from lopa.config import DecodeConfig
 from lopa.engine import layout
 from lopa.engine.batch import Batch
 from lopa.engine.kernels import pointwise
-from lopa.engine.kernels.attention import attend
+from lopa.engine.kernels.attention import Rows, attend
 from lopa.engine.kernels.confidence import confidence
 from lopa.engine.kernels.moves import gather, settle
-from lopa.engine.kernels.turn import Turn, rotate
 from lopa.engine.layout import Body, BodySizes, Head, HeadSizes
 from lopa.engine.pages import PAGE, Pages, pages_for
 from lopa.engine.products import products_on
 from lopa.engine.quantize import QuantizedLinear
 from lopa.engine.scaled import Scaled
 from lopa.engine.step import Found, Step
-from lopa.models.transformer import Attention, Layer, Transformer, rope
+from lopa.models.transformer import Layer, Transformer, rope
 from lopa.sequence import IntArray
 
 _MOST_GRAPHS = 96  # of the layers, and as many of the head
@@ -94,9 +93,9 @@ class FusedStep(Step):
         if self.graphs:
             self.begin(batch, tables, configs)
             return self.finish()
-        inputs, sizes = self._laid_out(batch)
-        self._make_room(sizes.tokens)
-        self._body(inputs, sizes)
+        inputs = self._laid_out(batch)
+        self._make_room(len(inputs.tokens))
+        self._body(inputs)
         head = _head_sizes(batch, configs)
         if head is None:
             return self._outside(batch, configs)
@@ -187,11 +186,7 @@ class FusedStep(Step):
     def _common_sizes(self, tokens: int) -> tuple[list[BodySizes], list[HeadSizes]]:
         """The largest first, so that the others find their memory."""
         counts = sorted({layout.round_up(count) for count in range(1, tokens + 1)}, reverse=True)
-        bodies = [
-            layout.rounded_body(count, 1, self._group, is_long)
-            for count in counts
-            for is_long in ((True, False) if count > layout.LONG else (False,))
-        ]
+        bodies = [layout.rounded_body(count, 1, self._group) for count in counts]
         return bodies, [HeadSizes(count, False) for count in counts]
 
     def _make_room(self, tokens: int) -> None:
@@ -225,7 +220,7 @@ class FusedStep(Step):
 
         def work() -> None:
             on_device.copy_(on_host, non_blocking=True)
-            self._body(inputs, sizes)
+            self._body(inputs)
 
         arrays = layout.body_arrays(on_host, sizes)
         return _BodyGraph(self._capture(work), arrays, (on_host, on_device))
@@ -255,22 +250,23 @@ class FusedStep(Step):
 
     # -- the device's side --------------------------------------------------------------------
 
-    def _laid_out(self, batch: Batch) -> tuple[Body[Tensor], BodySizes]:
+    def _laid_out(self, batch: Batch) -> Body[Tensor]:
         """What the layers read, where there is no graph."""
         sizes = layout.body_sizes(batch, self._group)
         on_host = layout.body_buffer(sizes)
         layout.fill_body(layout.body_arrays(on_host, sizes), batch, self._group)
-        return layout.cut_body(on_host.to(self.device), sizes), sizes
+        return layout.cut_body(on_host.to(self.device), sizes)
 
-    def _body(self, inputs: Body[Tensor], sizes: BodySizes) -> None:
+    def _body(self, inputs: Body[Tensor]) -> None:
         """The layers: keys and values are staged, the hidden states kept for the head."""
-        count = sizes.tokens
+        count = len(inputs.tokens)
         keys, values = self._staged_keys[:, :count], self._staged_values[:, :count]
 
         def place(layer: int) -> tuple[Tensor, Tensor]:
             return keys[layer], values[layer]
 
-        *_, hidden = self._fused_layers(inputs, sizes, place)
+        rows = layout.rows_of(inputs, self.table)
+        *_, hidden = self._fused_layers(inputs.tokens, inputs.positions, rows, place)
         self._hidden_rows[:count] = hidden
 
     def _head(self, inputs: Head[Tensor], sizes: HeadSizes) -> Tensor:
@@ -296,10 +292,13 @@ class FusedStep(Step):
     ) -> Iterator[Tensor]:
         """For a long prompt: no graph, no staging, one layer at a time."""
         config = self.model.config
-        inputs, sizes = self._laid_out(batch)
-        shape = (sizes.tokens, config.kv_heads, config.head_dim)
+        inputs = self._laid_out(batch)
+        shape = (len(inputs.tokens), config.kv_heads, config.head_dim)
         keys, values = torch.empty(2, *shape, dtype=self.dtype, device=self.device)
-        stream = self._fused_layers(inputs, sizes, lambda layer: (keys, values))
+        rows = layout.rows_of(inputs, self.table)
+        stream = self._fused_layers(
+            inputs.tokens, inputs.positions, rows, lambda layer: (keys, values)
+        )
         for layer in range(config.layers):
             x = next(stream)
             keep(layer, keys, values)
@@ -307,28 +306,36 @@ class FusedStep(Step):
         yield next(stream)
 
     def _fused_layers(
-        self, inputs: Body[Tensor], sizes: BodySizes, place: Callable[[int], tuple[Tensor, Tensor]]
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        rows: Rows,
+        place: Callable[[int], tuple[Tensor, Tensor]],
     ) -> Iterator[Tensor]:
         """The residual stream after each layer, and at last the normed hidden states."""
         config = self.model.config
-        heads, kv_heads = config.heads, config.kv_heads
-        rows = layout.rows_of(inputs, self.table)
-        x = self.model.embedding(inputs.tokens)
+        count = len(tokens)
+        heads, dim = config.heads, config.head_dim
+        cos, sin = self._cos[positions], self._sin[positions]
+        x = self.model.embedding(tokens)
         layers: list[Layer] = list(self.model.layers)  # type: ignore[arg-type]
         h = _normed(x, None, layers[0].attention_norm, layers[0].attention.qkv)
         for index, layer in enumerate(layers):
             attention, feed_forward = layer.attention, layer.feed_forward
             qkv = self._product(attention.qkv, h)
-            by_head = qkv.view(len(x), -1, config.head_dim)
-            q, k, v = torch.split(by_head, (heads, kv_heads, kv_heads), dim=1)
-            pool = self.pages.keys[index], self.pages.values[index]
-            turn, kept = self._turn(attention), place(index)
-            if sizes.is_long:
-                rotate(qkv, inputs.positions, turn, *kept, heads)
-                mixed = attend(q, *kept, *pool, rows)
-            else:
-                mixed = attend(q, k, v, *pool, rows, turn=turn, keep=kept)
-            mixed = mixed.view(len(x), -1)
+            keys, values = place(index)
+            weights = None
+            if config.qk_norm:
+                weights = attention.q_norm.weight, attention.k_norm.weight
+            pointwise.rotate(qkv, cos, sin, weights, config.norm_eps, keys, values, heads)
+            mixed = attend(
+                qkv.view(count, -1, dim)[:, :heads],
+                keys,
+                values,
+                self.pages.keys[index],
+                self.pages.values[index],
+                rows,
+            ).view(count, heads * dim)
             kind = _kind(attention.out)
             given = pointwise.quantise(mixed, kind) if kind else mixed
             out = self._product(attention.out, given)
@@ -344,13 +351,6 @@ class FusedStep(Step):
             yield x
         assert isinstance(h, Tensor)
         yield h
-
-    def _turn(self, attention: Attention) -> Turn:
-        config = self.model.config
-        weights = None
-        if config.qk_norm:
-            weights = attention.q_norm.weight, attention.k_norm.weight
-        return Turn(self._cos, self._sin, weights, config.norm_eps)
 
     def _product(self, linear: torch.nn.Module, x: Tensor | Scaled) -> Tensor:
         if isinstance(x, Scaled):

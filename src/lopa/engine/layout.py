@@ -21,8 +21,6 @@ from lopa.engine.kernels.attention import TILE, Rows, most_tiles
 from lopa.engine.kernels.confidence import RANKINGS
 from lopa.sequence import IntArray
 
-LONG = 256  # tokens of a row, above which it is: prompts are, windows are not
-
 _A = TypeVar("_A")
 
 
@@ -32,7 +30,6 @@ class BodySizes(NamedTuple):
     tokens: int
     rows: int
     tiles: int  # of attention
-    is_long: bool  # a row's keys are better rotated once for all its tiles
 
 
 class HeadSizes(NamedTuple):
@@ -64,15 +61,14 @@ class Head(NamedTuple, Generic[_A]):
 
 
 def body_sizes(batch: Batch, group: int) -> BodySizes:
-    is_long = int(batch.row_length.max()) > LONG
-    return rounded_body(batch.size, len(batch.row_begin), group, is_long)
+    return rounded_body(batch.size, len(batch.row_begin), group)
 
 
 @lru_cache(maxsize=1024)
-def rounded_body(tokens: int, rows: int, group: int, is_long: bool) -> BodySizes:
+def rounded_body(tokens: int, rows: int, group: int) -> BodySizes:
     tokens = round_up(tokens)
     rows = next(size for size in (16, 64, 256, tokens + 256) if rows <= size)
-    return BodySizes(tokens, rows, most_tiles(tokens, rows, group), is_long)
+    return BodySizes(tokens, rows, most_tiles(tokens, rows, group))
 
 
 def head_sizes(batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes:

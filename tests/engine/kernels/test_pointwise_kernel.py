@@ -1,4 +1,4 @@
-"""Norms, activation and quantisation against the plain modules."""
+"""Norms, RoPE, activation and quantisation against the plain modules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from lopa.engine.kernels import pointwise
 from lopa.engine.scaled import LARGEST, Scaled
-from lopa.models.transformer import RMSNorm, Where
+from lopa.models.transformer import RMSNorm, Where, _rotate
 
 QUANTISED = [torch.int8, torch.float8_e4m3fn]
 
@@ -60,3 +60,27 @@ def test_quantise(kind: torch.dtype) -> None:
     close(pointwise.quantise(x, kind), x, kind)
     zeros = pointwise.quantise(torch.zeros(2, 16), kind)
     assert not zeros.values.float().any()
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(7, 1), (8, 4), (12, 12)])
+def test_rotate(heads: int, kv_heads: int, normed: bool) -> None:
+    torch.manual_seed(0)
+    tokens, dim = 3, 16
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim)
+    angles = torch.rand(tokens, dim // 2).repeat(1, 2)
+    cos, sin = angles.cos(), angles.sin()
+    norms = [RMSNorm(dim, 1e-6, Where()) for _ in range(2)]
+    for norm in norms:
+        norm.weight.data.normal_()
+    q, k, v = qkv.clone().view(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
+    if normed:
+        q, k = (norm(x).detach() for norm, x in zip(norms, (q, k), strict=True))
+    keys, values = torch.full((2, tokens, kv_heads, dim), torch.nan)
+    weights = (norms[0].weight.data, norms[1].weight.data) if normed else None
+    pointwise.rotate(qkv, cos, sin, weights, 1e-6, keys, values, heads)
+    torch.testing.assert_close(
+        qkv.view(tokens, -1, dim)[:, :heads], _rotate(q, cos[:, None], sin[:, None])
+    )
+    torch.testing.assert_close(keys, _rotate(k, cos[:, None], sin[:, None]))
+    assert torch.equal(values, v)

@@ -4,9 +4,6 @@ The queries of a row and of one key head, L · group of them, are one axis that 
 any group size fills the matrix units. A tile goes over the pages through the page table, then over
 its row's window, with a running softmax. With few tiles the keys are split over several programs,
 whose parts a second kernel merges by their log-sum-exp.
-
-Queries and the window's keys may come as the product made them: each tile then rotates what it
-reads, the keys again in every tile of a row, and the first one keeps them.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lopa.engine.kernels.turn import Turn, turned
 from lopa.engine.pages import PAGE
 
 TILE = 64  # folded queries a program
@@ -64,13 +60,6 @@ def _attend(
     q,  # [T, heads, D], token stride given
     k,  # [T, kv_heads, D], token stride given
     v,
-    cos,  # with TURN; see Turn
-    sin,
-    q_weight,
-    k_weight,
-    eps,
-    kept_k,  # with TURN [T, kv_heads, D]: where rotated keys and the values go
-    kept_v,
     pool_k,  # [S, kv_heads, D]
     pool_v,
     paged_k,  # the same [S, kv_heads · D] by descriptor, PAGE · D at a time
@@ -99,8 +88,6 @@ def _attend(
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
     LOOKED_UP: tl.constexpr,
-    TURN: tl.constexpr,
-    NORMED: tl.constexpr,
     PRECISE: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -118,19 +105,16 @@ def _attend(
     pages = table + tl.load(row_slot + row) * table_width
 
     dims = tl.arange(0, D)
-    first_query = tl.load(tile_at + tile)
-    folded = first_query + tl.arange(0, TILE)
+    folded = tl.load(tile_at + tile) + tl.arange(0, TILE)
     token = folded // GROUP
     query_head = head * GROUP + folded % GROUP
     live = token < length
     flat = (begin + token).to(tl.int64)
-    query_at = flat * q_stride + query_head * D
-    if TURN:
-        queries = turned(
-            q, query_at, live, start + token, cos, sin, q_weight, eps, D=D, NORMED=NORMED
-        )
-    else:
-        queries = tl.load(q + query_at[:, None] + dims[None, :], mask=live[:, None], other=0.0)
+    queries = tl.load(
+        q + flat[:, None] * q_stride + query_head[:, None] * D + dims[None, :],
+        mask=live[:, None],
+        other=0.0,
+    )
     own_block = tl.load(blocks + flat, mask=live, other=0)
 
     best = tl.full([TILE], -float("inf"), tl.float32)
@@ -176,21 +160,12 @@ def _attend(
         column = at + inside_page
         there = column < length
         where = (begin + column).to(tl.int64)
-        key_at = where * k_stride + head * D
-        if TURN:
-            keys = turned(
-                k, key_at, there, start + column, cos, sin, k_weight, eps, D=D, NORMED=NORMED
-            )
-        else:
-            keys = tl.load(k + key_at[:, None] + dims[None, :], mask=there[:, None], other=0.0)
+        keys = tl.load(
+            k + where[:, None] * k_stride + head * D + dims[None, :], mask=there[:, None], other=0.0
+        )
         values = tl.load(
             v + where[:, None] * v_stride + head * D + dims[None, :], mask=there[:, None], other=0.0
         )
-        if TURN:
-            kept = (where * KV_HEADS + head)[:, None] * D + dims[None, :]
-            is_kept = column < tl.where(first_query == 0, length, 0)  # by the row's first tile
-            tl.store(kept_k + kept, keys, mask=is_kept[:, None])
-            tl.store(kept_v + kept, values, mask=is_kept[:, None])
         block = tl.load(blocks + where, mask=there, other=0)
         seen = there[None, :] & live[:, None] & (block[None, :] <= own_block[:, None])
         scores = tl.where(seen, _dot(queries, tl.trans(keys), PRECISE), -float("inf"))
@@ -246,13 +221,10 @@ def attend(
     pool_v: Tensor,
     rows: Rows,
     *,
-    turn: Turn | None = None,
-    keep: tuple[Tensor, Tensor] | None = None,  # [T, kv_heads, D] each, contiguous
     splits: int | None = None,
 ) -> Tensor:
     """[T, heads, D]. Tokens that no tile covers (padding) are left unwritten.
 
-    turn: rotate q and k first; rotated keys, and the values, go to `keep`.
     splits: of the keys; as many as keep the device busy, unless given.
     """
     tokens, heads, dim = q.shape
@@ -263,14 +235,11 @@ def attend(
     stages = 4 if programs * splits <= _PROCESSORS else 3
     if q.stride()[1:] != (dim, 1) or k.stride()[1:] != (dim, 1) or v.stride()[1:] != (dim, 1):
         raise ValueError("the heads of a token must lie side by side")
-    if (turn is None) != (keep is None):
-        raise ValueError("turned keys must be kept, and others are already")
     out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
     parts, lse = out, out
     if splits > 1:
         parts = torch.empty(splits, tokens, heads, dim, dtype=torch.float32, device=q.device)
         lse = torch.empty(splits, tokens, heads, dtype=torch.float32, device=q.device)
-    cos, sin, weights, eps = turn or Turn(q, q, None, 0.0)
     paged = [
         TensorDescriptor.from_tensor(pool.view(len(pool), -1), [PAGE, dim])
         for pool in (pool_k, pool_v)
@@ -279,11 +248,6 @@ def attend(
         q,
         k,
         v,
-        cos,
-        sin,
-        *(weights or (cos, cos)),
-        eps,
-        *(keep or (k, v)),
         pool_k,
         pool_v,
         *paged,
@@ -305,8 +269,6 @@ def attend(
         TILE=TILE,
         SPLITS=splits,
         LOOKED_UP=_LOOKED_UP,
-        TURN=turn is not None,
-        NORMED=weights is not None,
         PRECISE=q.dtype == torch.float32,
         num_warps=4,
         num_stages=stages if q.dtype != torch.float32 else 1,

@@ -1,4 +1,4 @@
-"""What lies between the matrix products of a layer, one kernel each: norms and activation.
+"""What lies between the matrix products of a layer, one kernel each: norms, RoPE, activation.
 
 Where the product that follows is quantised, the kernel also writes its input as fp8 or int8 with
 one scale a token, so that no extra pass over memory is spent on it.
@@ -186,3 +186,98 @@ def quantise(x: Tensor, quantised: torch.dtype) -> Scaled:
         num_warps=8 if size > 1024 else 4,
     )
     return Scaled(out, scale)
+
+
+@triton.jit
+def _rotate(
+    qkv,  # [T, (heads + 2 · kv_heads) · D], q is rotated in place
+    cos,  # [T, D]
+    sin,
+    q_weight,  # [D] where the model norms its heads
+    k_weight,
+    keys,  # [T, kv_heads, D]: where rotated keys and the values go
+    values,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    NORMED: tl.constexpr,
+    BLOCK: tl.constexpr,  # heads a program
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    half = tl.arange(0, D // 2)
+    base = qkv + token * ((HEADS + 2 * KV_HEADS) * D)
+    inside = (head < HEADS + KV_HEADS)[:, None] & (half >= 0)[None, :]
+    offsets = head[:, None] * D + half[None, :]
+    first = tl.load(base + offsets, mask=inside, other=0.0)
+    second = tl.load(base + offsets + D // 2, mask=inside, other=0.0)
+    if NORMED:
+        wide1, wide2 = first.to(tl.float32), second.to(tl.float32)
+        mean = (tl.sum(wide1 * wide1, 1) + tl.sum(wide2 * wide2, 1)) / D
+        factor = tl.rsqrt(mean + eps)[:, None]
+        is_query = (head < HEADS)[:, None]
+        weight1 = tl.where(
+            is_query, tl.load(q_weight + half)[None, :], tl.load(k_weight + half)[None, :]
+        )
+        weight2 = tl.where(
+            is_query,
+            tl.load(q_weight + D // 2 + half)[None, :],
+            tl.load(k_weight + D // 2 + half)[None, :],
+        )
+        wide1 = (wide1 * factor).to(first.dtype).to(tl.float32) * weight1.to(tl.float32)
+        wide2 = (wide2 * factor).to(second.dtype).to(tl.float32) * weight2.to(tl.float32)
+        first, second = wide1.to(first.dtype), wide2.to(second.dtype)
+    c = tl.load(cos + token * D + half)[None, :].to(tl.float32)  # both halves are the same
+    s = tl.load(sin + token * D + half)[None, :].to(tl.float32)
+    wide1, wide2 = first.to(tl.float32), second.to(tl.float32)
+    turned1 = (wide1 * c - wide2 * s).to(first.dtype)
+    turned2 = (wide2 * c + wide1 * s).to(first.dtype)
+    is_query = (head < HEADS)[:, None] & inside
+    tl.store(base + offsets, turned1, mask=is_query)
+    tl.store(base + offsets + D // 2, turned2, mask=is_query)
+    is_key = (head >= HEADS)[:, None] & inside
+    to = token * (KV_HEADS * D) + (head - HEADS)[:, None] * D + half[None, :]
+    tl.store(keys + to, turned1, mask=is_key)
+    tl.store(keys + to + D // 2, turned2, mask=is_key)
+    # The values of the key heads that this program has.
+    from_value = base + (head + KV_HEADS)[:, None] * D + half[None, :]
+    value1 = tl.load(from_value, mask=is_key, other=0.0)
+    value2 = tl.load(from_value + D // 2, mask=is_key, other=0.0)
+    tl.store(values + to, value1, mask=is_key)
+    tl.store(values + to + D // 2, value2, mask=is_key)
+
+
+def rotate(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    weights: tuple[Tensor, Tensor] | None,
+    eps: float,
+    keys: Tensor,
+    values: Tensor,
+    heads: int,
+) -> None:
+    """Norm the heads where the model does, rotate q in place, rotated keys and values to theirs.
+
+    qkv [T, (heads + 2 · kv_heads) · D]; cos, sin [T, D]; keys, values [T, kv_heads, D].
+    """
+    tokens, kv_heads, dim = keys.shape
+    block = 8
+    q_weight, k_weight = weights if weights else (cos, cos)
+    _rotate[(tokens, triton.cdiv(heads + kv_heads, block))](
+        qkv,
+        cos,
+        sin,
+        q_weight,
+        k_weight,
+        keys,
+        values,
+        eps,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        D=dim,
+        NORMED=weights is not None,
+        BLOCK=block,
+        num_warps=4,
+    )
