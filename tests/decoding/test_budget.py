@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,6 +89,21 @@ def test_while_a_block_waits_for_the_next_only_what_costs_little_is_tried() -> N
     assert choice(0.45, alone=True) == 0 < choice(0.45, alone=False)
     assert choice(0.15, alone=True) < choice(0.15, alone=False)
     assert choice(0.0, alone=True) == choice(0.0, alone=False) == MOST
+
+
+def test_an_answer_without_an_end_in_view_is_hoped_to_go_faster() -> None:
+    """So its time is worth more at first; in the end what it brought decides."""
+    cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.45)))
+
+    def choice(rounds: int, *, is_open: bool) -> int:
+        budget = Budget(cost)
+        for _ in range(rounds):
+            budget.branches(WINDOW, 0, 0.7, is_open=is_open)
+            budget.learn([2])
+        return budget.branches(WINDOW, MOST, 0.7, is_open=is_open)
+
+    assert choice(0, is_open=True) == 0 < choice(0, is_open=False)
+    assert choice(40, is_open=True) == choice(40, is_open=False) == 1
 
 
 def test_rounds_that_bring_little_are_not_where_the_time_goes() -> None:
@@ -244,3 +260,38 @@ def test_tokens_behind_an_end_of_text_do_not_count() -> None:
         stats.token[plan.wanted] = EOS  # all that is filled is an end of text
         decoder.advance(stats)
     assert max(max(tokens) for tokens in learnt) <= 2  # the first of them, and a lookahead
+
+
+@pytest.mark.parametrize("eos_share", [0.0, 0.05, 1.0])
+def test_the_budget_is_told_whether_no_end_is_in_view(
+    eos_share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None that is filled, or that a mask of the winner would be filled with."""
+    told, seen = [], []
+    config = DecodeConfig(branches="auto", max_new_tokens=24, block_size=8, early_stop=False)
+    decoder = new_decoder(config)
+    source = MadeUp(3, eos_share=eos_share)
+    assert decoder.budget is not None
+    branches = decoder.budget.branches
+
+    def listen(*args: Any, is_open: bool, **more: Any) -> int:
+        told.append(is_open)
+        return branches(*args, is_open=is_open, **more)
+
+    monkeypatch.setattr(decoder.budget, "branches", listen)
+    while (plan := decoder.plan()) is not None:
+        stats = source.stats(decoder, plan)
+        before = len(told)
+        winner = decoder.choose(stats)
+        decoder.record()
+        width = plan.ends[winner] - plan.start
+        masks = plan.wanted[winner, :width]
+        is_in_view = bool((stats.token[winner, :width][masks] == EOS).any())
+        is_there = EOS in decoder.tokens[decoder.prompt :].tolist()
+        if len(told) > before:
+            seen.append(plan.index > 1 and not is_in_view and not is_there)
+    assert told == seen
+    assert len(told) > 2
+    assert not told[0]  # the first forward shows too little
+    assert any(told) == (eos_share < 1)
+    assert all(told[1:]) == (eos_share == 0)

@@ -32,8 +32,10 @@ FADING = 0.99  # weight of a round against the one after it
 # it depends on how probable its token is: (up to, share). A sure one was about to be filled anyway.
 FIRST_LASTS = ((0.5, 1.0), (0.8, 0.85), (math.inf, 0.5))
 MORE_LASTS = 0.9
-ALONE_LASTS = 0.3  # of all that, while the first block waits for the next: it would fill up anyway
-PLAIN = 2.5  # tokens hoped for in a round without branches
+ALONE_LASTS = 0.1  # of all that, while the first block waits for the next: it would fill up anyway
+# Tokens hoped for in a round without branches: as long as no end of the text is in view an answer is
+# a long one, and those begin slowly and go faster later.
+PLAIN, PLAIN_OPEN = 2.5, 5.0
 PLAIN_WEIGHT = 3.0  # rounds that the rate hoped for counts for
 TRIALS = 0.01  # share of the tokens that may be lost on finding out whether a branch helps by now
 FORGOTTEN = 0.5  # weight of all that is known of branches below which one is tried again
@@ -73,8 +75,10 @@ class Budget:
 
     def __init__(self, cost: RoundCost) -> None:
         self.cost = cost
-        self._known: dict[int, float] = {}  # costs by tokens: rounds are of few sizes
+        # By tokens of a row and candidates, of which there are few: choices, and what they cost
+        self._known: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
         self._steps = [_Mean() for _ in AUTO_BRANCHES[1:]]  # what a choice adds to the one before
+        self._added = self._expected()
         # Of the rounds that were chosen and not learnt of yet; the first of all is not chosen.
         self._costs = deque([0.0])
         self._tokens = self._spent = 0.0  # what all chosen rounds have brought and cost
@@ -107,30 +111,45 @@ class Budget:
             step.fade()
         for step, fewer, more in zip(self._steps, tokens, tokens[1:], strict=False):
             step.add(more - fewer)
+        self._added = self._expected()  # now, while the device works, not when a round waits
+
+    def _expected(self) -> list[float]:
+        """What each choice adds to the one before, as far as is known."""
+        found = []
+        kept = 1.0  # share of what was hoped: one that brings less lowers the hope in the next
+        for step, hope in zip(self._steps, HOPES, strict=True):
+            added = step.value(hope * kept, HOPE_WEIGHT)
+            found.append(added)
+            kept = min(1.0, added / hope)
+        return found
 
     def gains(self, sure: float, alone: bool) -> list[float]:
         """Tokens that each choice adds to a round without branches; see `branches`."""
         found = [0.0]
         of_all = ALONE_LASTS if alone else 1.0
         lasts = next(share for limit, share in FIRST_LASTS if sure <= limit)
-        kept = 1.0  # share of what was hoped: one that brings less lowers the hope in the next
-        for step, hope in zip(self._steps, HOPES, strict=True):
-            added = step.value(hope * kept, HOPE_WEIGHT)
+        for added in self._added:
             found.append(found[-1] + of_all * lasts * added)
-            kept, lasts = min(1.0, added / hope), MORE_LASTS
+            lasts = MORE_LASTS
         return found
 
-    def branches(self, row: int, candidates: int, sure: float, *, alone: bool = False) -> int:
+    def branches(
+        self,
+        row: int,
+        candidates: int,
+        sure: float,
+        *,
+        alone: bool = False,
+        is_open: bool = False,
+    ) -> int:
         """How many of the candidates to try in a round whose rows have so many tokens.
 
-        sure: probability of the best candidate's token; alone: the first block waits for others.
+        sure: probability of the best candidate's token; alone: the first block waits for others;
+        is_open: no end of the text is in view.
         """
-        choices = [k for k in AUTO_BRANCHES if k < candidates]
-        if candidates <= AUTO_BRANCHES[-1]:
-            choices.append(candidates)
-        costs = [self._cost_of(row * (k + 1)) for k in choices]
+        choices, costs = self._choices(row, min(candidates, AUTO_BRANCHES[-1]))
         gains = self.gains(sure, alone)[: len(choices)]
-        rate = self._rate(costs, gains)
+        rate = self._rate(costs, gains, PLAIN_OPEN if is_open else PLAIN)
         worth = [gain - rate * cost for gain, cost in zip(gains, costs, strict=True)]
         best = worth.index(max(worth))  # of equals the fewest
         if best == 0 and choices[1:2] == [1] and self._steps[0].weight < FORGOTTEN:
@@ -141,16 +160,18 @@ class Budget:
         self._costs.append(costs[best])
         return choices[best]
 
-    def _cost_of(self, tokens: int) -> float:
-        if tokens not in self._known:
-            self._known[tokens] = self.cost(tokens)
-        return self._known[tokens]
+    def _choices(self, row: int, candidates: int) -> tuple[list[int], list[float]]:
+        key = row, candidates
+        if key not in self._known:
+            choices = [*(k for k in AUTO_BRANCHES if k < candidates), candidates]
+            self._known[key] = choices, [self.cost(row * (k + 1)) for k in choices]
+        return self._known[key]
 
-    def _rate(self, costs: list[float], gains: list[float]) -> float:
+    def _rate(self, costs: list[float], gains: list[float], plain: float) -> float:
         """Tokens for the time: as it has been so far, and as hoped while little is known."""
-        rates = [(PLAIN + gain) / cost for gain, cost in zip(gains, costs, strict=True)]
+        rates = [(plain + gain) / cost for gain, cost in zip(gains, costs, strict=True)]
         hope = rates.index(max(rates))
-        tokens = self._tokens + PLAIN_WEIGHT * (PLAIN + gains[hope])
+        tokens = self._tokens + PLAIN_WEIGHT * (plain + gains[hope])
         return tokens / (self._spent + PLAIN_WEIGHT * costs[hope])
 
 

@@ -293,7 +293,9 @@ class Decoder:
         columns = lookahead.candidates(free, max_prob, ranking, self.config)
         if self.budget is not None:
             sure = float(max_prob[columns[0]]) if len(columns) else 0.0
-            columns = columns[: self._worth(self.budget, len(columns), sure)]
+            in_view = self.has_eos or bool((seen.ends[row] & seen.masks[row])[:end].any())
+            is_open = self.round > 1 and not in_view  # the first forward shows too little to tell
+            columns = columns[: self._worth(self.budget, len(columns), sure, is_open)]
         return lookahead.spawn(columns, row, seen, ranking)
 
     def _free(self, row: int, seen: Seen) -> BoolArray:
@@ -321,14 +323,15 @@ class Decoder:
             found = here if found is None else found | here
         return np.zeros(tokens.shape, np.bool_) if found is None else found
 
-    def _worth(self, budget: Budget, candidates: int, sure: float) -> int:
+    def _worth(self, budget: Budget, candidates: int, sure: float, is_open: bool) -> int:
         """How many of the candidates the next round is to try; see `Budget.branches`."""
         anchor = self.window.open(self._masks, [], [self.has_eos])
         if anchor is None:
             return 0
         last = anchor.first + anchor.blocks[0]
         alone = self.config.window == "pipeline" and last == 1 < self.window.count
-        return budget.branches(anchor.ends[0] - anchor.start, candidates, sure, alone=alone)
+        length = anchor.ends[0] - anchor.start
+        return budget.branches(length, candidates, sure, alone=alone, is_open=is_open)
 
     def _learn(self, budget: Budget, chosen: _Chosen) -> None:
         """Tell the budget what the round would have brought with each number of branches."""
