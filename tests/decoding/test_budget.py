@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ def settle(
     chosen = []
     for _ in range(rounds):
         tried = budget.branches(WINDOW, MOST, sure)
-        budget.learn([gains[k] for k in AUTO_BRANCHES if k <= tried])
+        budget.learn([gains[k] for k in AUTO_BRANCHES if k <= tried], WINDOW * (tried + 1))
         chosen.append(tried)
     return chosen
 
@@ -99,7 +100,7 @@ def test_an_answer_without_an_end_in_view_is_hoped_to_go_faster() -> None:
         budget = Budget(cost)
         for _ in range(rounds):
             budget.branches(WINDOW, 0, 0.7, is_open=is_open)
-            budget.learn([2])
+            budget.learn([2], WINDOW)
         return budget.branches(WINDOW, MOST, 0.7, is_open=is_open)
 
     assert choice(0, is_open=True) == 0 < choice(0, is_open=False)
@@ -114,7 +115,7 @@ def test_rounds_that_bring_little_are_not_where_the_time_goes() -> None:
         budget = Budget(cost)
         for tokens in rounds:
             budget.branches(WINDOW, 0, 0.7)
-            budget.learn([tokens, tokens + 2])
+            budget.learn([tokens, tokens + 2], WINDOW)
         return budget.branches(WINDOW, MOST, 0.7)
 
     assert choice([0, 8] * 20) == choice([8, 0] * 20) == 0
@@ -168,30 +169,38 @@ def test_counting_forwards_tries_more_than_counting_time() -> None:
     assert tried(objective="tpf") > tried(objective="speed")
 
 
-def test_what_a_round_brought_is_what_the_budget_learns() -> None:
-    learnt: list[int] = []
+def test_what_a_round_brought_and_cost_is_what_the_budget_learns() -> None:
     decoder = new_decoder(auto(objective="tpf"))
     assert decoder.budget is not None
-    learn = decoder.budget.learn
-    decoder.budget.learn = lambda tokens: (learnt.append(tokens[-1]), learn(tokens))[1]  # type: ignore[method-assign]
+    learnt = listen(decoder.budget)
     records = drive(decoder, MadeUp(7))
-    for record, tokens in zip(records, learnt, strict=True):
+    for record, (tokens, forwarded) in zip(records, learnt, strict=True):
         lookahead = record.branches[record.winner].lookahead is not None
-        assert tokens == len(record.fills) + lookahead
+        assert tokens[-1] == len(record.fills) + lookahead
+        assert forwarded == sum(branch.end - record.start for branch in record.branches)
 
 
-def test_a_round_is_learnt_of_after_the_next_is_chosen() -> None:
-    """So it can wait until the device has the next one; each is paired with its own cost."""
+def listen(budget: Budget) -> list[tuple[list[int], int]]:
+    """What it learns from now on."""
+    learnt = []
+    learn = budget.learn
+
+    def note(tokens: Sequence[int], forwarded: int) -> None:
+        learnt.append((list(tokens), forwarded))
+        learn(tokens, forwarded)
+
+    budget.learn = note  # type: ignore[method-assign]
+    return learnt
+
+
+def test_the_rate_is_of_all_rounds() -> None:
+    """Each with its own cost, the first included, whatever has been chosen since."""
     budget = Budget(LINEAR)
-    budget.learn([3])  # the first round of a sequence, which nobody chose
-    costs = []
-    for row in (32, 64, 128):
+    for row, tokens in ((32, 3), (64, 5), (128, 7)):
         budget.branches(row, 0, 0.0)
-        costs.append(LINEAR(row))
-    for tokens, spent in ((5, costs[0]), (7, sum(costs[:2])), (9, sum(costs))):
-        budget.learn([tokens])
-        assert budget._spent == pytest.approx(spent)
-    assert budget._tokens == 5 + 7 + 9
+        budget.learn([tokens], row)
+    assert budget._tokens == 3 + 5 + 7
+    assert budget._spent == pytest.approx(LINEAR(32) + LINEAR(64) + LINEAR(128))
 
 
 def test_goes_to_another_process_in_the_middle() -> None:
@@ -249,17 +258,15 @@ def test_auto_on_every_window_and_with_an_end_of_text(window: str, score: str) -
 
 
 def test_tokens_behind_an_end_of_text_do_not_count() -> None:
-    learnt: list[list[int]] = []
     config = auto(objective="tpf", early_stop=False, threshold=0.5)
     decoder = new_decoder(config)
     assert decoder.budget is not None
-    learn = decoder.budget.learn
-    decoder.budget.learn = lambda tokens: (learnt.append(list(tokens)), learn(tokens))[1]  # type: ignore[method-assign]
+    learnt = listen(decoder.budget)
     while (plan := decoder.plan()) is not None:
         stats = MadeUp(13).stats(decoder, plan)
         stats.token[plan.wanted] = EOS  # all that is filled is an end of text
         decoder.advance(stats)
-    assert max(max(tokens) for tokens in learnt) <= 2  # the first of them, and a lookahead
+    assert max(max(tokens) for tokens, _ in learnt) <= 2  # the first of them, and a lookahead
 
 
 @pytest.mark.parametrize("eos_share", [0.0, 0.05, 1.0])
@@ -274,11 +281,11 @@ def test_the_budget_is_told_whether_no_end_is_in_view(
     assert decoder.budget is not None
     branches = decoder.budget.branches
 
-    def listen(*args: Any, is_open: bool, **more: Any) -> int:
+    def note(*args: Any, is_open: bool, **more: Any) -> int:
         told.append(is_open)
         return branches(*args, is_open=is_open, **more)
 
-    monkeypatch.setattr(decoder.budget, "branches", listen)
+    monkeypatch.setattr(decoder.budget, "branches", note)
     while (plan := decoder.plan()) is not None:
         stats = source.stats(decoder, plan)
         before = len(told)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left as bisect
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,8 +32,8 @@ FADING = 0.99  # weight of a round against the one after it
 FIRST_LASTS = ((0.5, 1.0), (0.8, 0.85), (math.inf, 0.5))
 MORE_LASTS = 0.9
 ALONE_LASTS = 0.1  # of all that, while the first block waits for the next: it would fill up anyway
-# Tokens hoped for in a round without branches: as long as no end of the text is in view an answer is
-# a long one, and those begin slowly and go faster later.
+# Tokens hoped for in a round without branches: as long as no end of the text is in view an answer
+# is a long one, and those begin slowly and go faster later.
 PLAIN, PLAIN_OPEN = 2.5, 5.0
 PLAIN_WEIGHT = 3.0  # rounds that the rate hoped for counts for
 TRIALS = 0.01  # share of the tokens that may be lost on finding out whether a branch helps by now
@@ -79,9 +78,7 @@ class Budget:
         self._known: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
         self._steps = [_Mean() for _ in AUTO_BRANCHES[1:]]  # what a choice adds to the one before
         self._added = self._expected()
-        # Of the rounds that were chosen and not learnt of yet; the first of all is not chosen.
-        self._costs = deque([0.0])
-        self._tokens = self._spent = 0.0  # what all chosen rounds have brought and cost
+        self._tokens = self._spent = 0.0  # what all rounds have brought and cost
         self._lost = 0.0  # tokens that trials are expected to have cost
 
     def winners(self, scores: Sequence[float], lone: bool | None = None) -> list[int]:
@@ -99,14 +96,13 @@ class Budget:
                 best = row
         return found
 
-    def learn(self, tokens: Sequence[int]) -> None:
+    def learn(self, tokens: Sequence[int], forwarded: int) -> None:
         """tokens: what each of those winners brought, its lookahead token included.
 
-        Rounds come in turn; the next may have been chosen already.
+        forwarded: all of the round. Rounds come in turn; the next may have been chosen already.
         """
-        if cost := self._costs.popleft():
-            self._tokens += tokens[-1]
-            self._spent += cost
+        self._tokens += tokens[-1]
+        self._spent += self.cost(forwarded)
         for step in self._steps:
             step.fade()
         for step, fewer, more in zip(self._steps, tokens, tokens[1:], strict=False):
@@ -157,7 +153,6 @@ class Budget:
             if self._lost + loss <= TRIALS * self._tokens:
                 self._lost += loss
                 best = 1
-        self._costs.append(costs[best])
         return choices[best]
 
     def _choices(self, row: int, candidates: int) -> tuple[list[int], list[float]]:

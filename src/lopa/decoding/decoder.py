@@ -341,7 +341,8 @@ class Decoder:
             rivals = budget.winners(chosen.scores.tolist(), lone)
         rows = sorted({*rivals})
         tokens = dict(zip(rows, self._brought(rows, chosen), strict=True))
-        budget.learn([tokens[row] for row in rivals])
+        forwarded = int((chosen.plan.ends - chosen.plan.start).sum())
+        budget.learn([tokens[row] for row in rivals], forwarded)
 
     def _brought(self, rows: list[int], chosen: _Chosen) -> list[int]:
         """Tokens that each row would bring as the winner, less those behind an end of text."""
