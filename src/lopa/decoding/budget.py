@@ -24,7 +24,7 @@ from lopa.errors import ConfigError
 
 # Tokens that each choice adds to the one before, with which `auto` does well both on `words`, where
 # a round without branches brings five, and on `functions`, where it brings two (docs/results.md).
-HOPES = (1.6, 1.6, 1.7, 1.4)
+HOPES = (1.6, 1.6, 2.2, 1.4)
 HOPE_WEIGHT = 20.0  # rounds that a hope counts for
 FADING = 0.99  # weight of a round against the one after it
 # Some of that would have come a round later by itself: what counts is this share. Of a first branch
@@ -34,7 +34,7 @@ MORE_LASTS = 0.9
 ALONE_LASTS = 0.1  # of all that, while the first block waits for the next: it would fill up anyway
 # Tokens hoped for in a round without branches: as long as no end of the text is in view an answer
 # is a long one, and those begin slowly and go faster later.
-PLAIN, PLAIN_OPEN = 2.5, 5.0
+PLAIN, PLAIN_OPEN = 1.8, 5.0
 PLAIN_WEIGHT = 3.0  # rounds that the rate hoped for counts for
 TRIALS = 0.01  # share of the tokens that may be lost on finding out whether a branch helps by now
 FORGOTTEN = 0.5  # weight of all that is known of branches below which one is tried again
