@@ -76,6 +76,7 @@ def check_attention(device: Any) -> dict[str, float]:
         ([64], 768, 768, 32),
         ([96, 64, 64], 100, 100, 32),
         ([33], 0, 0, None),
+        ([64], 40 * PAGE + 5, 40 * PAGE + 5, None),  # more pages than are looked up at once
         ([1], PAGE, PAGE, None),
         ([32], 200, 64, None),
     ]

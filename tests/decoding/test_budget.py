@@ -177,7 +177,9 @@ def test_what_a_round_brought_and_cost_is_what_the_budget_learns() -> None:
     for record, (tokens, forwarded) in zip(records, learnt, strict=True):
         lookahead = record.branches[record.winner].lookahead is not None
         assert tokens[-1] == len(record.fills) + lookahead
-        assert forwarded == sum(branch.end - record.start for branch in record.branches)
+        # The first has the prompt too, which is not charged.
+        start = decoder.prompt if record.index == 1 else record.start
+        assert forwarded == sum(branch.end - start for branch in record.branches)
 
 
 def listen(budget: Budget) -> list[tuple[list[int], int]]:
@@ -193,11 +195,21 @@ def listen(budget: Budget) -> list[tuple[list[int], int]]:
     return learnt
 
 
+def test_a_cached_prompt_changes_no_choice() -> None:
+    steep = RoundCost(((8, 1.0), (64, 3.0)))
+    chosen = []
+    for cached in (0, 40):
+        decoder = new_decoder(auto(), prompt=40, cost=steep)
+        decoder.reuse(cached)
+        chosen.append([len(r.branches) for r in drive(decoder, MadeUp(5))])
+    assert chosen[0] == chosen[1]
+    assert len(set(chosen[0])) > 1
+
+
 def test_the_rate_is_of_all_rounds() -> None:
-    """Each with its own cost, the first included, whatever has been chosen since."""
+    """Each with its own cost, the first included."""
     budget = Budget(LINEAR)
     for row, tokens in ((32, 3), (64, 5), (128, 7)):
-        budget.branches(row, 0, 0.0)
         budget.learn([tokens], row)
     assert budget._tokens == 3 + 5 + 7
     assert budget._spent == pytest.approx(LINEAR(32) + LINEAR(64) + LINEAR(128))

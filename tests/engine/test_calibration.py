@@ -63,8 +63,6 @@ def test_a_host_that_is_kept_does_not_make_the_device_seem_fast(
 ) -> None:
     """Every third round the host comes late, by when the device has done much of the next."""
     least, late = 0.015, 0.030
-    monkeypatch.setattr(calibration, "ENOUGH", 0.0)
-    monkeypatch.setattr(calibration, "ROUND_SIZES", ((32, 0), (64, 0)))
     llm = LLM("dummy:dream-tiny", device="cpu")
     step = make_eager(llm)
     ready = 0.0
@@ -87,9 +85,12 @@ def test_a_host_that_is_kept_does_not_make_the_device_seem_fast(
     monkeypatch.setattr(step, "begin", begin_slowly)
     monkeypatch.setattr(step, "finish", wait_and_finish)
     monkeypatch.setattr(Session, "take", take_late)
-    points = calibration.measure(llm.runner, llm.config, llm.decode_config).points
-    assert [t for t, _ in points] == [32, 64]
-    assert min(seconds for _, seconds in points) >= least
+    timed = calibration._Timed(llm.runner, llm.config, llm.decode_config, 64, 0)
+    for _ in range(12):
+        timed.turn()
+    timed.session.close()
+    assert len(timed.seconds) == 12
+    assert min(timed.seconds) >= least
 
 
 def test_more_tokens_do_not_get_cheaper() -> None:
@@ -99,6 +100,8 @@ def test_more_tokens_do_not_get_cheaper() -> None:
     assert calibration.lower_hull(noisy) == [noisy[0], noisy[2], noisy[4], noisy[5]]
     assert calibration.lower_hull(noisy[:1]) == noisy[:1]
     assert calibration.lower_hull(noisy[:2]) == noisy[:2]
+    flat = [(32, 1.0), (64, 1.0), (128, 1.0), (256, 2.0)]
+    assert calibration.lower_hull(flat) == [flat[0], flat[2], flat[3]]
     generator = np.random.default_rng(0)
     for _ in range(50):
         seconds = np.sort(generator.random(6)).tolist()

@@ -99,7 +99,7 @@ class Budget:
     def learn(self, tokens: Sequence[int], forwarded: int) -> None:
         """tokens: what each of those winners brought, its lookahead token included.
 
-        forwarded: all of the round. Rounds come in turn; the next may have been chosen already.
+        forwarded: tokens that the round is charged for.
         """
         self._tokens += tokens[-1]
         self._spent += self.cost(forwarded)

@@ -341,7 +341,10 @@ class Decoder:
             rivals = budget.winners(chosen.scores.tolist(), lone)
         rows = sorted({*rivals})
         tokens = dict(zip(rows, self._brought(rows, chosen), strict=True))
-        forwarded = int((chosen.plan.ends - chosen.plan.start).sum())
+        # The prompt, which the first round has too, is no choice, and may be in the cache already.
+        start = chosen.plan.start
+        begin = max(start, self.window.base) if chosen.plan.index == 1 else start
+        forwarded = int((chosen.plan.ends - begin).sum())
         budget.learn([tokens[row] for row in rivals], forwarded)
 
     def _brought(self, rows: list[int], chosen: _Chosen) -> list[int]:

@@ -77,7 +77,7 @@ def lower_hull(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """Without those above a line between two others.
 
     What counts is the cost of more tokens, a small difference of two times that are each known to
-    some percent. It does not fall as rounds get larger, so where it seems to, that was chance.
+    some percent. So it is taken not to fall as rounds get larger, which is nearly so.
     """
     hull: list[tuple[int, float]] = []
     for tokens, seconds in points:
@@ -163,7 +163,10 @@ class _Timed:
         The session's own time of a round is taken, from the end of the last one: a device that goes
         on has begun by then, and whatever keeps the host meanwhile would make the rest seem short.
         """
+        was_ahead = self.session.is_ahead
         event = self.session.step(ahead=True)
         if event is not None and self.session.is_ahead:  # it has had one of this size now
             event = self.session.step(ahead=True)
+        elif was_ahead:  # an answer's last round, which was begun before others had their turns
+            return None
         return None if event is None else event.round

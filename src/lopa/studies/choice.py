@@ -15,6 +15,7 @@ import numpy as np
 
 from lopa.config import AUTO_BRANCHES
 from lopa.decoding.budget import RoundCost
+from lopa.engine.calibration import lower_hull
 from lopa.errors import ConfigError
 from lopa.evaluation import plots
 from lopa.evaluation.sample import Sample
@@ -34,10 +35,9 @@ def read_costs(paths: Sequence[Path]) -> dict[str, list[list[float]]]:
         try:
             run = json.loads(path.read_text(encoding="utf-8"))
             if run.get("study") == "speed":
-                points = [[int(t), float(s)] for t, s in run["findings"]["round_cost"]]
+                measured = {int(t): float(s) for t, s in run["findings"]["round_cost"]}
             else:
-                by_tokens = {int(r["tokens"]): r["round_ms"] / 1e3 for r in run["rounds"]}
-                points = [[tokens, by_tokens[tokens]] for tokens in sorted(by_tokens)]
+                measured = {int(r["tokens"]): r["round_ms"] / 1e3 for r in run["rounds"]}
             host = run["host"]
             kind = host["quantize"] or host["dtype"]
             name = f"{host['model']}, {kind}, {host['device']}"
@@ -45,6 +45,7 @@ def read_costs(paths: Sequence[Path]) -> dict[str, list[list[float]]]:
             raise ConfigError(f"cannot read {path} ({error.strerror})") from None
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ConfigError(f"{path} is no file of `study speed` or `bench round`") from None
+        points = [[tokens, measured[tokens]] for tokens in sorted(measured)]
         _cost(points)  # refuses what makes no sense
         found[name] = points
     return found
@@ -54,11 +55,16 @@ def _cost(points: list[list[float]]) -> RoundCost:
     return RoundCost(tuple((int(tokens), seconds) for tokens, seconds in points))
 
 
+def _believed(cost: RoundCost) -> RoundCost:
+    return RoundCost(tuple(lower_hull(cost.points)))
+
+
 def run(study: Study) -> Findings:
     costs = {name: _cost(points) for name, points in study.costs.items()}
     fixed = {str(k): Setting(f"k = {k}", {"branches": k}) for k in AUTO_BRANCHES}
     autos = {
-        name: Setting(f"auto, {name}", {"branches": "auto"}, cost=(name, cost))
+        # It goes by what a run there would; all are charged with what was measured.
+        name: Setting(f"auto, {name}", {"branches": "auto"}, cost=(name, _believed(cost)))
         for name, cost in costs.items()
     }
     samples = study.decode([*fixed.values(), *autos.values()])

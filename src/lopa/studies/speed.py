@@ -19,8 +19,8 @@ from lopa.studies.study import Findings, Study, Table
 
 DRAWS = 2000
 MARGIN = 0.03  # by which auto may miss the best fixed number
-TRIAL = 24  # problems, after which
-FAR = 0.8  # of the fastest fixed number's speed is too little to go on
+TRIAL = 24  # problems before any number is dropped
+FAR = 0.8  # one below this share of the fastest is, by the median of the problems
 
 
 _Counts = tuple[float, float, int, int]  # tokens, seconds, rounds, branches of one decode
@@ -64,7 +64,7 @@ def run(study: Study) -> Findings:
 def _near(found: dict[str, list[_Counts]]) -> list[str]:
     """Auto and the fixed numbers that may still be the best."""
     first = {name: np.array(lines[:TRIAL]) for name, lines in found.items()}
-    speeds = {name: lines[:, 0].sum() / lines[:, 1].sum() for name, lines in first.items()}
+    speeds = {name: np.median(lines[:, 0] / lines[:, 1]) for name, lines in first.items()}
     best = max(speed for name, speed in speeds.items() if name != "auto")
     return [name for name, speed in speeds.items() if name == "auto" or speed >= FAR * best]
 

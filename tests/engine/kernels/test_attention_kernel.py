@@ -104,6 +104,10 @@ def test_odd_shapes(case: Case, dtype: torch.dtype) -> None:
     run([case], 7, 1, 16, 4, dtype)
 
 
+def test_more_pages_than_are_looked_up_at_once_in_each_part() -> None:
+    run([([2], 67 * PAGE, 67 * PAGE, None)], 2, 1, 16, 2, torch.float16)
+
+
 def test_heads_must_lie_side_by_side() -> None:
     x = torch.zeros(4, 2, 16).transpose(0, 1)
     empty = torch.zeros(0, dtype=torch.int32)

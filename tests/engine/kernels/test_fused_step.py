@@ -28,7 +28,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter runs them one by one."""
-    monkeypatch.setattr("lopa.engine.fused._PROGRAMS", 1)
+    monkeypatch.setattr("lopa.engine.kernels.attention._PROCESSORS", 1)
 
 
 def load(name: str) -> LLM:

@@ -8,6 +8,7 @@ whose parts a second kernel merges by their log-sum-exp.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -233,6 +234,9 @@ def attend(
     splits = splits or max(1, min(_MOST_SPLITS, _PROCESSORS // programs))
     # Pages on their way at once; more of them leave a processor no room for a second program.
     stages = 4 if programs * splits <= _PROCESSORS else 3
+    page_bytes = 2 * PAGE * dim * q.element_size()  # keys and values
+    while stages > 1 and (stages + 0.5) * page_bytes + 1024 > _shared_memory(q.device):
+        stages -= 1
     if q.stride()[1:] != (dim, 1) or k.stride()[1:] != (dim, 1) or v.stride()[1:] != (dim, 1):
         raise ValueError("the heads of a token must lie side by side")
     out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
@@ -277,6 +281,15 @@ def attend(
         count = tokens * heads
         _merge[(triton.cdiv(count, 8),)](parts, lse, out, count, D=dim, SPLITS=splits, ROWS=8)
     return out
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a program may have; queries take half as much as a page does."""
+    if device.type != "cuda":
+        return 1 << 20
+    found: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return found
 
 
 def most_tiles(tokens: int, rows: int, group: int) -> int:
