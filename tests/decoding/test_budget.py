@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -279,6 +280,39 @@ def test_tokens_behind_an_end_of_text_do_not_count() -> None:
         stats.token[plan.wanted] = EOS  # all that is filled is an end of text
         decoder.advance(stats)
     assert max(max(tokens) for tokens, _ in learnt) <= 2  # the first of them, and a lookahead
+
+
+def convex(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    return list(RoundCost(tuple(points)).convex().points)
+
+
+def test_more_tokens_do_not_get_cheaper() -> None:
+    in_a_line = [(32, 1.0), (64, 1.5), (128, 2.5), (256, 5.0)]
+    assert convex(in_a_line) == in_a_line[:1] + in_a_line[2:]  # three of them are two
+    noisy = [(32, 0.91), (64, 1.007), (128, 1.057), (256, 1.359), (512, 1.713), (1024, 2.646)]
+    assert convex(noisy) == [noisy[0], noisy[2], noisy[4], noisy[5]]
+    assert convex(noisy[:1]) == noisy[:1]
+    assert convex(noisy[:2]) == noisy[:2]
+    flat = [(32, 1.0), (64, 1.0), (128, 1.0), (256, 2.0)]
+    assert convex(flat) == [flat[0], flat[2], flat[3]]
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        seconds = np.sort(generator.random(6)).tolist()
+        points = list(zip([32, 64, 128, 256, 512, 1024], seconds, strict=True))
+        hull = convex(points)
+        assert {points[0], points[-1]} <= set(hull)
+        cost = RoundCost(tuple(hull))
+        assert all(cost(t) <= s + 1e-12 for t, s in points)
+        slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(hull)]
+        assert slopes == sorted(slopes)
+
+
+def test_what_it_was_given_is_kept_and_what_it_goes_by_is_convex() -> None:
+    bumpy = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.9), (16 * WINDOW, 3.0)))
+    smooth = RoundCost(((WINDOW, 1.0), (16 * WINDOW, 3.0)))
+    gains = dict.fromkeys(AUTO_BRANCHES, 4.0) | {1: 6.0, 3: 7.0}
+    assert Budget(bumpy).cost == bumpy
+    assert settle(Budget(bumpy), gains) == settle(Budget(smooth), gains)
 
 
 @pytest.mark.parametrize("eos_share", [0.0, 0.05, 1.0])

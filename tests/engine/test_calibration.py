@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from ahead import make_eager
 
@@ -32,10 +31,9 @@ def test_measured_once_and_recorded(llm: LLM) -> None:
     cost = llm.round_cost
     assert cost is llm.round_cost
     tokens = [t for t, _ in cost.points]
+    assert 3 <= len(tokens) <= len(calibration.ROUND_SIZES)
     sizes = [window * (branches + 1) for window, branches in calibration.ROUND_SIZES]
-    assert tokens[0] == sizes[0]
-    assert set(tokens) <= set(sizes)
-    assert tokens[-1] >= sizes[2]
+    assert tokens == sizes[: len(tokens)]
     seconds = [s for _, s in cost.points]
     assert seconds == sorted(seconds)
     settings = llm.generate("hello", AUTO).trace.settings
@@ -44,8 +42,7 @@ def test_measured_once_and_recorded(llm: LLM) -> None:
 
 def test_a_slow_device_measures_less(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "SECONDS", 0.0)
-    points = calibration.measure(llm.runner, llm.config, llm.decode_config).points
-    assert points[-1][0] == 128  # the third size
+    assert len(calibration.measure(llm.runner, llm.config, llm.decode_config).points) == 3
 
 
 def test_a_device_that_works_alone_is_timed_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,9 +50,9 @@ def test_a_device_that_works_alone_is_timed_as_it_goes_on(monkeypatch: pytest.Mo
     llm = LLM("dummy:dream-tiny", device="cpu")
     step = make_eager(llm)
     points = calibration.measure(llm.runner, llm.config, llm.decode_config).points
-    measured = [32, 64, 128, 256, 512, 1024].index(points[-1][0]) + 1
+    assert [t for t, _ in points] == [32, 64, 128, 256, 512, 1024][: len(points)]
     # Of every turn one round was begun in the round before it, and was of use.
-    assert step.finished >= (2 + calibration.LEAST_TURNS) * measured
+    assert step.finished >= (2 + calibration.LEAST_TURNS) * len(points)
 
 
 def test_a_host_that_is_kept_does_not_make_the_device_seem_fast(
@@ -91,27 +88,6 @@ def test_a_host_that_is_kept_does_not_make_the_device_seem_fast(
     timed.session.close()
     assert len(timed.seconds) == 12
     assert min(timed.seconds) >= least
-
-
-def test_more_tokens_do_not_get_cheaper() -> None:
-    convex = [(32, 1.0), (64, 1.5), (128, 2.5), (256, 5.0)]
-    assert calibration.lower_hull(convex) == convex[:1] + convex[2:]  # three in a line are two
-    noisy = [(32, 0.91), (64, 1.007), (128, 1.057), (256, 1.359), (512, 1.713), (1024, 2.646)]
-    assert calibration.lower_hull(noisy) == [noisy[0], noisy[2], noisy[4], noisy[5]]
-    assert calibration.lower_hull(noisy[:1]) == noisy[:1]
-    assert calibration.lower_hull(noisy[:2]) == noisy[:2]
-    flat = [(32, 1.0), (64, 1.0), (128, 1.0), (256, 2.0)]
-    assert calibration.lower_hull(flat) == [flat[0], flat[2], flat[3]]
-    generator = np.random.default_rng(0)
-    for _ in range(50):
-        seconds = np.sort(generator.random(6)).tolist()
-        points = list(zip([32, 64, 128, 256, 512, 1024], seconds, strict=True))
-        hull = calibration.lower_hull(points)
-        assert {points[0], points[-1]} <= set(hull)
-        cost = RoundCost(tuple(hull))
-        assert all(cost(t) <= s + 1e-12 for t, s in points)
-        slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(hull)]
-        assert slopes == sorted(slopes)
 
 
 def test_forwards_are_counted_without_a_measure() -> None:

@@ -65,6 +65,22 @@ class RoundCost:
         (at, seconds), (to, then) = points[place - 1 : place + 1]
         return seconds + (then - seconds) * (tokens - at) / (to - at)
 
+    def convex(self) -> RoundCost:
+        """Without the points above a line between two others.
+
+        What counts is the cost of more tokens, a small difference of two times that are each known
+        to some percent. So it is taken not to fall as rounds get larger, which is nearly so.
+        """
+        hull: list[tuple[int, float]] = []
+        for tokens, seconds in self.points:
+            while len(hull) > 1:
+                (at, began), (to, then) = hull[-2:]
+                if (then - began) * (tokens - at) < (seconds - began) * (to - at):
+                    break
+                hull.pop()
+            hull.append((tokens, seconds))
+        return RoundCost(tuple(hull))
+
 
 EVERY_ROUND_THE_SAME = RoundCost(((1, 1.0),))  # for counting forwards
 
@@ -74,6 +90,7 @@ class Budget:
 
     def __init__(self, cost: RoundCost) -> None:
         self.cost = cost
+        self._believed = cost.convex()
         # By tokens of a row and candidates, of which there are few: choices, and what they cost
         self._known: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
         self._steps = [_Mean() for _ in AUTO_BRANCHES[1:]]  # what a choice adds to the one before
@@ -102,7 +119,7 @@ class Budget:
         forwarded: tokens that the round is charged for.
         """
         self._tokens += tokens[-1]
-        self._spent += self.cost(forwarded)
+        self._spent += self._believed(forwarded)
         for step in self._steps:
             step.fade()
         for step, fewer, more in zip(self._steps, tokens, tokens[1:], strict=False):
@@ -159,7 +176,7 @@ class Budget:
         key = row, candidates
         if key not in self._known:
             choices = [*(k for k in AUTO_BRANCHES if k < candidates), candidates]
-            self._known[key] = choices, [self.cost(row * (k + 1)) for k in choices]
+            self._known[key] = choices, [self._believed(row * (k + 1)) for k in choices]
         return self._known[key]
 
     def _rate(self, costs: list[float], gains: list[float], plain: float) -> float:

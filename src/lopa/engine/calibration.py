@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -69,25 +69,7 @@ def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeCo
     # The median: the fastest of each may be of different moments of a machine whose speed varies.
     # More tokens never cost less.
     seconds = itertools.accumulate((statistics.median(one.seconds) for one in timed), max)
-    points = [(one.tokens, s) for one, s in zip(timed, seconds, strict=True)]
-    return RoundCost(tuple(lower_hull(points)))
-
-
-def lower_hull(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Without those above a line between two others.
-
-    What counts is the cost of more tokens, a small difference of two times that are each known to
-    some percent. So it is taken not to fall as rounds get larger, which is nearly so.
-    """
-    hull: list[tuple[int, float]] = []
-    for tokens, seconds in points:
-        while len(hull) > 1:
-            (at, began), (to, then) = hull[-2:]
-            if (then - began) * (tokens - at) < (seconds - began) * (to - at):
-                break
-            hull.pop()
-        hull.append((tokens, seconds))
-    return hull
+    return RoundCost(tuple((one.tokens, s) for one, s in zip(timed, seconds, strict=True)))
 
 
 def steady_session(

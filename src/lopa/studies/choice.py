@@ -15,7 +15,6 @@ import numpy as np
 
 from lopa.config import AUTO_BRANCHES
 from lopa.decoding.budget import RoundCost
-from lopa.engine.calibration import lower_hull
 from lopa.errors import ConfigError
 from lopa.evaluation import plots
 from lopa.evaluation.sample import Sample
@@ -55,16 +54,11 @@ def _cost(points: list[list[float]]) -> RoundCost:
     return RoundCost(tuple((int(tokens), seconds) for tokens, seconds in points))
 
 
-def _believed(cost: RoundCost) -> RoundCost:
-    return RoundCost(tuple(lower_hull(cost.points)))
-
-
 def run(study: Study) -> Findings:
     costs = {name: _cost(points) for name, points in study.costs.items()}
     fixed = {str(k): Setting(f"k = {k}", {"branches": k}) for k in AUTO_BRANCHES}
     autos = {
-        # It goes by what a run there would; all are charged with what was measured.
-        name: Setting(f"auto, {name}", {"branches": "auto"}, cost=(name, _believed(cost)))
+        name: Setting(f"auto, {name}", {"branches": "auto"}, cost=(name, cost))
         for name, cost in costs.items()
     }
     samples = study.decode([*fixed.values(), *autos.values()])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lopa.engine.attention import Span, reference_batch
-from lopa.engine.kernels.attention import TILE, Rows, attend, most_tiles
+from lopa.engine.kernels.attention import TILE, Rows, attend, most_tiles, stages_for
 from lopa.engine.pages import PAGE
 
 # (rows' lengths, cached, start, block size or None): one plan each
@@ -106,6 +106,24 @@ def test_odd_shapes(case: Case, dtype: torch.dtype) -> None:
 
 def test_more_pages_than_are_looked_up_at_once_in_each_part() -> None:
     run([([2], 67 * PAGE, 67 * PAGE, None)], 2, 1, 16, 2, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("programs", "dim", "room", "stages"),
+    [
+        (112, 128, 226, 4),  # an H200: each program has a processor to itself
+        (224, 128, 226, 3),  # two of them share one
+        (112, 256, 226, 3),
+        (112, 128, 98, 2),  # a GPU for desks
+        (224, 64, 98, 3),
+        (112, 256, 48, 1),
+    ],
+)
+def test_stages_go_by_programs_and_shared_memory(
+    programs: int, dim: int, room: int, stages: int
+) -> None:
+    """room: KiB."""
+    assert stages_for(programs, 2 * dim, room * 1024) == stages
 
 
 def test_heads_must_lie_side_by_side() -> None:

@@ -8,7 +8,6 @@ whose parts a second kernel merges by their log-sum-exp.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from lopa.engine.kernels.shared_memory import shared_memory, stages_that_fit
 from lopa.engine.pages import PAGE
 
 TILE = 64  # folded queries a program
@@ -232,11 +232,7 @@ def attend(
     kv_heads = k.shape[1]
     programs = max(1, tokens * heads // TILE)
     splits = splits or max(1, min(_MOST_SPLITS, _PROCESSORS // programs))
-    # Pages on their way at once; more of them leave a processor no room for a second program.
-    stages = 4 if programs * splits <= _PROCESSORS else 3
-    page_bytes = 2 * PAGE * dim * q.element_size()  # keys and values
-    while stages > 1 and (stages + 0.5) * page_bytes + 1024 > _shared_memory(q.device):
-        stages -= 1
+    stages = stages_for(programs * splits, dim * q.element_size(), shared_memory(q.device))
     if q.stride()[1:] != (dim, 1) or k.stride()[1:] != (dim, 1) or v.stride()[1:] != (dim, 1):
         raise ValueError("the heads of a token must lie side by side")
     out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
@@ -283,13 +279,10 @@ def attend(
     return out
 
 
-@cache
-def _shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have; queries take half as much as a page does."""
-    if device.type != "cuda":
-        return 1 << 20
-    found: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return found
+def stages_for(programs: int, head_bytes: int, shared: int) -> int:
+    """Pages on their way at once; more of them leave a processor no room for a second program."""
+    wanted = 4 if programs <= _PROCESSORS else 3
+    return stages_that_fit(wanted, 2 * PAGE * head_bytes, shared - TILE * head_bytes)
 
 
 def most_tiles(tokens: int, rows: int, group: int) -> int:

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lopa.engine.kernels.shared_memory import shared_memory, stages_that_fit
+
 _LEAST_SHARE = 4096  # of the inner axis, for a program to be worth its parts
 _MOST_TILES = 1024  # that are split
 
@@ -114,7 +116,7 @@ def tiling(rows: int, columns: int) -> Tiling:
 def fitted(tile: Tiling, shared: int) -> Tiling:
     """With as many stages as the shared memory of a multiprocessor holds; values are bytes."""
     stage = (tile.rows + tile.columns) * tile.inner
-    return tile._replace(stages=max(1, min(tile.stages, shared // stage)))
+    return tile._replace(stages=stages_that_fit(tile.stages, stage, shared))
 
 
 def splits_for(rows: int, columns: int, inner: int, tile: Tiling) -> int:
@@ -135,7 +137,7 @@ def scaled_matmul(
     splits: int | None = None,
 ) -> Tensor:
     (rows, inner), columns = x.shape, w.shape[0]
-    tile = fitted(tile or tiling(rows, columns), _shared_memory(x.device))
+    tile = fitted(tile or tiling(rows, columns), shared_memory(x.device))
     splits = splits or splits_for(rows, columns, inner, tile)
     share = triton.cdiv(triton.cdiv(inner, tile.inner), splits) * tile.inner
     splits = triton.cdiv(inner, share)  # none is left without a share
@@ -181,12 +183,3 @@ def scaled_matmul(
 def _counters(device: torch.device) -> Tensor:
     """All zero before a kernel and after it. Graphs keep their address: they stay."""
     return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
-
-
-@cache
-def _shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have, less what Triton keeps for itself."""
-    if device.type != "cuda":  # Triton's interpreter
-        return 1 << 20
-    found: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return found - 1024
