@@ -173,6 +173,24 @@ def test_invariants(
 
 
 @EXAMPLES
+@given(sources, every_window, st.booleans())
+def test_the_outlook_is_of_the_frame_that_opens(
+    source: MadeUp, config: DecodeConfig, aligned: bool
+) -> None:
+    decoder = new_decoder(config, aligned=aligned)
+    window, masks = decoder.window, decoder._masks
+    while True:
+        frame = window.open(masks, [], [decoder.has_eos])
+        tokens, alone = window.outlook(masks, decoder.has_eos)
+        assert tokens == (0 if frame is None else frame.ends[0] - frame.start)
+        is_one = frame is not None and frame.first + frame.blocks[0] == 1
+        assert alone == (config.window == "pipeline" and is_one and window.count > 1)
+        if (plan := decoder.plan()) is None:
+            break
+        decoder.advance(source.stats(decoder, plan))
+
+
+@EXAMPLES
 @given(sources, pipelines, st.sampled_from(["mean", "fills"]))
 def test_no_branches_is_d2f(source: MadeUp, shape: dict[str, Any], score: str) -> None:
     lopa = new_decoder(pipeline_config(shape, decoder="lopa", branches=0, score=score))

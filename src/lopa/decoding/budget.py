@@ -18,6 +18,8 @@ import math
 from bisect import bisect_left as bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 
 from lopa.config import AUTO_BRANCHES
 from lopa.errors import ConfigError
@@ -90,11 +92,9 @@ class Budget:
 
     def __init__(self, cost: RoundCost) -> None:
         self.cost = cost
-        self._believed = cost.convex()
-        # By tokens of a row and candidates, of which there are few: choices, and what they cost
-        self._known: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
+        self._prices = _prices(cost)
         self._steps = [_Mean() for _ in AUTO_BRANCHES[1:]]  # what a choice adds to the one before
-        self._added = self._expected()
+        self._gains = self._expected()
         self._tokens = self._spent = 0.0  # what all rounds have brought and cost
         self._lost = 0.0  # tokens that trials are expected to have cost
 
@@ -119,32 +119,25 @@ class Budget:
         forwarded: tokens that the round is charged for.
         """
         self._tokens += tokens[-1]
-        self._spent += self._believed(forwarded)
+        self._spent += self._prices.believed(forwarded)
         for step in self._steps:
             step.fade()
         for step, fewer, more in zip(self._steps, tokens, tokens[1:], strict=False):
             step.add(more - fewer)
-        self._added = self._expected()  # now, while the device works, not when a round waits
+        self._gains = self._expected()  # now, while the device works, not when a round waits
 
-    def _expected(self) -> list[float]:
-        """What each choice adds to the one before, as far as is known."""
-        found = []
+    def _expected(self) -> list[list[float]]:
+        """Tokens that each choice adds to a round without branches, a list for each FIRST_LASTS."""
+        added = []
         kept = 1.0  # share of what was hoped: one that brings less lowers the hope in the next
         for step, hope in zip(self._steps, HOPES, strict=True):
-            added = step.value(hope * kept, HOPE_WEIGHT)
-            found.append(added)
-            kept = min(1.0, added / hope)
-        return found
-
-    def gains(self, sure: float, alone: bool) -> list[float]:
-        """Tokens that each choice adds to a round without branches; see `branches`."""
-        found = [0.0]
-        of_all = ALONE_LASTS if alone else 1.0
-        lasts = next(share for limit, share in FIRST_LASTS if sure <= limit)
-        for added in self._added:
-            found.append(found[-1] + of_all * lasts * added)
-            lasts = MORE_LASTS
-        return found
+            added.append(step.value(hope * kept, HOPE_WEIGHT))
+            kept = min(1.0, added[-1] / hope)
+        first, *more = added
+        return [
+            [0.0, *accumulate((MORE_LASTS * x for x in more), initial=share * first)]
+            for _, share in FIRST_LASTS
+        ]
 
     def branches(
         self,
@@ -158,33 +151,45 @@ class Budget:
         """How many of the candidates to try in a round whose rows have so many tokens.
 
         sure: probability of the best candidate's token; alone: the first block waits for others;
-        is_open: no end of the text is in view.
+        is_open: no end of the text is in view. The device waits meanwhile: no call too many.
         """
-        choices, costs = self._choices(row, min(candidates, AUTO_BRANCHES[-1]))
-        gains = self.gains(sure, alone)[: len(choices)]
-        rate = self._rate(costs, gains, PLAIN_OPEN if is_open else PLAIN)
-        worth = [gain - rate * cost for gain, cost in zip(gains, costs, strict=True)]
+        choices, costs = self._prices[row, min(candidates, AUTO_BRANCHES[-1])]
+        gains = self._gains[bisect(FIRST_LASTS, (sure,))]
+        if alone:
+            gains = [ALONE_LASTS * gain for gain in gains]
+        # Tokens for the time: as it has been so far, and as hoped while little is known.
+        plain = PLAIN_OPEN if is_open else PLAIN
+        rates = [(plain + gains[i]) / cost for i, cost in enumerate(costs)]
+        hope = rates.index(max(rates))
+        tokens = self._tokens + PLAIN_WEIGHT * (plain + gains[hope])
+        rate = tokens / (self._spent + PLAIN_WEIGHT * costs[hope])
+        worth = [gains[i] - rate * cost for i, cost in enumerate(costs)]
         best = worth.index(max(worth))  # of equals the fewest
-        if best == 0 and choices[1:2] == [1] and self._steps[0].weight < FORGOTTEN:
+        if best == 0 and self._steps[0].weight < FORGOTTEN and len(worth) > 1:
             loss = worth[0] - worth[1]
             if self._lost + loss <= TRIALS * self._tokens:
                 self._lost += loss
                 best = 1
         return choices[best]
 
-    def _choices(self, row: int, candidates: int) -> tuple[list[int], list[float]]:
-        key = row, candidates
-        if key not in self._known:
-            choices = [*(k for k in AUTO_BRANCHES if k < candidates), candidates]
-            self._known[key] = choices, [self._believed(row * (k + 1)) for k in choices]
-        return self._known[key]
 
-    def _rate(self, costs: list[float], gains: list[float], plain: float) -> float:
-        """Tokens for the time: as it has been so far, and as hoped while little is known."""
-        rates = [(plain + gain) / cost for gain, cost in zip(gains, costs, strict=True)]
-        hope = rates.index(max(rates))
-        tokens = self._tokens + PLAIN_WEIGHT * (plain + gains[hope])
-        return tokens / (self._spent + PLAIN_WEIGHT * costs[hope])
+class _Prices(dict[tuple[int, int], tuple[list[int], list[float]]]):
+    """By tokens of a row and candidates: the numbers of branches to choose from, and their cost."""
+
+    def __init__(self, cost: RoundCost) -> None:
+        self.believed = cost.convex()
+
+    def __missing__(self, key: tuple[int, int]) -> tuple[list[int], list[float]]:
+        row, candidates = key
+        choices = [*(k for k in AUTO_BRANCHES if k < candidates), candidates]
+        self[key] = choices, [self.believed(row * (k + 1)) for k in choices]
+        return self[key]
+
+
+@lru_cache(maxsize=16)
+def _prices(cost: RoundCost) -> _Prices:
+    """The same for all sequences: there are few, and a run has one cost."""
+    return _Prices(cost)
 
 
 class _Mean:

@@ -293,8 +293,8 @@ class Decoder:
         columns = lookahead.candidates(free, max_prob, ranking, self.config)
         if self.budget is not None:
             sure = float(max_prob[columns[0]]) if len(columns) else 0.0
-            in_view = self.has_eos or bool((seen.ends[row] & seen.masks[row])[:end].any())
-            is_open = self.round > 1 and not in_view  # the first forward shows too little to tell
+            # The first forward shows too little to tell.
+            is_open = self.round > 1 and not self._end_in_view(row, end, seen)
             columns = columns[: self._worth(self.budget, len(columns), sure, is_open)]
         return lookahead.spawn(columns, row, seen, ranking)
 
@@ -307,6 +307,12 @@ class Decoder:
         if self.has_eos and (end := self.first_eos) is not None:
             masks[max(0, self.prompt + end - seen.offset) :] = False
         return masks
+
+    def _end_in_view(self, row: int, end: int, seen: Seen) -> bool:
+        """Whether an end of text is filled, or the best token of a mask up to there."""
+        if self.has_eos:
+            return True
+        return bool(np.count_nonzero(seen.ends[row, :end] & seen.masks[row, :end]))
 
     def _seen(self, plan: Plan, frame: Frame, stats: Stats) -> Seen:
         offset = self.window.base + frame.first * self.window.size
@@ -325,13 +331,8 @@ class Decoder:
 
     def _worth(self, budget: Budget, candidates: int, sure: float, is_open: bool) -> int:
         """How many of the candidates the next round is to try; see `Budget.branches`."""
-        anchor = self.window.open(self._masks, [], [self.has_eos])
-        if anchor is None:
-            return 0
-        last = anchor.first + anchor.blocks[0]
-        alone = self.config.window == "pipeline" and last == 1 < self.window.count
-        length = anchor.ends[0] - anchor.start
-        return budget.branches(length, candidates, sure, alone=alone, is_open=is_open)
+        row, alone = self.window.outlook(self._masks, self.has_eos)
+        return budget.branches(row, candidates, sure, alone=alone, is_open=is_open) if row else 0
 
     def _learn(self, budget: Budget, chosen: _Chosen) -> None:
         """Tell the budget what the round would have brought with each number of branches."""

@@ -48,6 +48,13 @@ class Window(Protocol):
         end of text.
         """
 
+    def outlook(self, masks: list[int], ended: bool) -> tuple[int, bool]:
+        """Tokens of the row that `open` would give without lookaheads, in short.
+
+        Zero when nothing is left to do. And whether that is one block that waits for the next.
+        ended: the row holds an end of text.
+        """
+
     def close(self, frame: Frame, winner: int, masks: list[int]) -> None:
         """Take the winner's row over; masks: [blocks] of the winner after its fills."""
 
@@ -80,6 +87,9 @@ class Canvas:
             ends=[self.end] * rows,
             may_force=np.ones((rows, 1), np.bool_),
         )
+
+    def outlook(self, masks: list[int], ended: bool) -> tuple[int, bool]:
+        return (self.end if masks[0] else 0), False
 
     def close(self, frame: Frame, winner: int, masks: list[int]) -> None:
         pass
@@ -129,6 +139,10 @@ class BlockWindow:
             may_force=np.ones((rows, 1), np.bool_),
             fresh=self.fresh and self.cache != "none",
         )
+
+    def outlook(self, masks: list[int], ended: bool) -> tuple[int, bool]:
+        frame = self.open(masks, [], [ended])
+        return (0 if frame is None else frame.ends[0] - frame.start), False
 
     def close(self, frame: Frame, winner: int, masks: list[int]) -> None:
         self.fresh = not masks[self.current]
@@ -180,8 +194,7 @@ class Pipeline:
                 force = activated.copy()
                 force[block + 1 - first] |= share >= self.activate_at
                 last = share if block + 1 == there else last
-            grows = there < self.count and last >= self.append_at and not ended
-            existing.append(there + grows)
+            existing.append(there + self._grows(last, ended))
             may_force.append(force)
         if existing[-1] == first:  # the anchor has no active block left
             return None
@@ -194,6 +207,18 @@ class Pipeline:
             ends=[self.base + end * size for end in existing],
             may_force=np.array(may_force)[:, : max(existing) - first],
         )
+
+    def outlook(self, masks: list[int], ended: bool) -> tuple[int, bool]:
+        there = self.existing
+        last = (self.size - masks[there - 1]) / self.size if there else 1.0
+        there += self._grows(last, ended)
+        if there == self.finished:
+            return 0, False
+        return self.base + there * self.size - self.cached, there == 1 < self.count
+
+    def _grows(self, last: float, ended: bool) -> bool:
+        """Whether a block is appended to a row; last: decoded share of the one before."""
+        return self.existing < self.count and last >= self.append_at and not ended
 
     def close(self, frame: Frame, winner: int, masks: list[int]) -> None:
         last = frame.first + frame.blocks[winner]
