@@ -117,6 +117,16 @@ def test_reused_prefixes_give_the_same_tokens(name: str) -> None:
     assert again.runner.pages.free == again.runner.pages.count
 
 
+def test_a_known_prompt_whose_answer_takes_the_whole_cache() -> None:
+    """Its last page would be copied, and there is no room for both."""
+    llm = load("dream_0", cache_tokens=2 * PAGE)
+    config = DecodeConfig(block_size=8, max_new_tokens=40, attention="block")
+    first, again = (llm.generate(numbers(1, PAGE), config) for _ in range(2))  # whole pages
+    assert (first.token_ids, again.trace.rounds[0].cached) == (again.token_ids, PAGE)
+    first, again = (llm.generate(numbers(1, 75), config) for _ in range(2))
+    assert (first.token_ids, again.trace.rounds[0].cached) == (again.token_ids, 0)
+
+
 def test_full_attention_reuses_only_when_asked_to() -> None:
     prompt = numbers(1, 75)
     exact, loose = load("dream_0"), load("dream_0", prefix_reuse="approximate")

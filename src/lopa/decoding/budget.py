@@ -26,14 +26,14 @@ from lopa.errors import ConfigError
 
 # Tokens that each choice adds to the one before, with which `auto` does well both on `words`, where
 # a round without branches brings five, and on `functions`, where it brings two (docs/results.md).
-HOPES = (1.6, 1.6, 2.2, 1.4)
+HOPES = (1.8, 1.8, 2.0, 1.4)
 HOPE_WEIGHT = 20.0  # rounds that a hope counts for
 FADING = 0.99  # weight of a round against the one after it
 # Some of that would have come a round later by itself: what counts is this share. Of a first branch
 # it depends on how probable its token is: (up to, share). A sure one was about to be filled anyway.
 FIRST_LASTS = ((0.5, 1.0), (0.8, 0.85), (math.inf, 0.5))
 MORE_LASTS = 0.9
-ALONE_LASTS = 0.1  # of all that, while the first block waits for the next: it would fill up anyway
+ALONE_LASTS = 0.05  # of all that, while the first block waits for the next: it would fill up anyway
 # Tokens hoped for in a round without branches: as long as no end of the text is in view an answer
 # is a long one, and those begin slowly and go faster later.
 PLAIN, PLAIN_OPEN = 1.8, 5.0

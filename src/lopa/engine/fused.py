@@ -1,8 +1,9 @@
 """A step on fused kernels and CUDA graphs: what a round costs is the matrix products.
 
-A round is two graphs, of the layers and of the head, each kept by its own sizes: a copy of integers
-to the device and the layers; another such copy, the head and a small copy back. The host lays the
-head's integers out while the device is at the layers.
+A round is the graphs of the layers and one of the head, each kept by its own sizes: a copy of
+integers to the device, what the last round committed, and the layers; another such copy, the head
+and a small copy back. The first layer has a graph to itself, since a long one takes the host a
+while to start; the head's integers are laid out while the device is at the layers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from lopa.engine.batch import Batch
 from lopa.engine.kernels import pointwise
 from lopa.engine.kernels.attention import Rows, attend
 from lopa.engine.kernels.confidence import confidence
-from lopa.engine.kernels.moves import gather, settle
+from lopa.engine.kernels.moves import Moves, Staged, gather, settle
 from lopa.engine.layout import Body, BodySizes, Head, HeadSizes
 from lopa.engine.pages import PAGE, Pages, pages_for
 from lopa.engine.products import products_on
@@ -34,6 +35,7 @@ from lopa.sequence import IntArray
 
 _MOST_GRAPHS = 96  # of the layers, and as many of the head
 _SLOTS = 256  # to begin with
+_FIRST_LAYERS = 1  # in the graph that is started first
 
 _Sizes = TypeVar("_Sizes")
 _Graph = TypeVar("_Graph")
@@ -41,7 +43,7 @@ _Graph = TypeVar("_Graph")
 
 @dataclass(slots=True)
 class _BodyGraph:
-    graph: torch.cuda.CUDAGraph
+    graphs: list[torch.cuda.CUDAGraph]  # to be replayed in turn
     arrays: Body[IntArray]  # parts of a pinned buffer, which a replay reads
     buffers: tuple[Tensor, ...]  # what the graph reads and writes, kept as long as it
 
@@ -73,10 +75,12 @@ class FusedStep(Step):
         self._bodies: dict[BodySizes, _BodyGraph] = {}
         self._heads: dict[HeadSizes, _HeadGraph] = {}
         self._begun: tuple[_HeadGraph | None, Batch, Sequence[DecodeConfig]] | None = None
+        self._committed: Moves[IntArray] | None = None  # and not settled: the next graph does that
         self._is_timed = False  # what was begun
         self._forget()
 
     def open(self, slot: int, pages: Sequence[int]) -> None:
+        self.settle()  # it may have been of the slot, or of pages, that are given out again
         if slot >= len(self.table):
             self.table = torch.cat([self.table, torch.zeros_like(self.table)])
             self.carry = torch.cat([self.carry, torch.zeros_like(self.carry)])
@@ -95,7 +99,8 @@ class FusedStep(Step):
             return self.finish()
         inputs = self._laid_out(batch)
         self._make_room(len(inputs.tokens))
-        self._body(inputs)
+        for _ in self._body(inputs):
+            pass
         head = _head_sizes(batch, configs)
         if head is None:
             return self._outside(batch, configs)
@@ -110,12 +115,17 @@ class FusedStep(Step):
         self._wait()
         sizes = layout.body_sizes(batch, self._group)
         self._make_room(sizes.tokens)
+        if sizes not in self._bodies:
+            self.settle()  # a trial run of what is captured would write over it
         body = _kept(self._bodies, sizes, self._capture_body)
         layout.fill_body(body.arrays, batch, self._group)
+        layout.fill_moves(body.arrays, self._committed or _NO_MOVES)
+        self._committed = None
         self._is_timed = self.timed
         if self._is_timed:
             self._clock[0].record()
-        body.graph.replay()
+        for graph in body.graphs:
+            graph.replay()
         head = None
         if (head_sizes := _head_sizes(batch, configs)) is not None:
             head = _kept(self._heads, head_sizes, self._capture_head)
@@ -159,11 +169,24 @@ class FusedStep(Step):
         return began, ended
 
     def commit(self, source: IntArray, place: IntArray, carries: Sequence[tuple[int, int]]) -> None:
-        moves = torch.from_numpy(np.stack([source, place]).astype(np.int32)).to(self.device)
-        keys, values = self._staged_keys, self._staged_values
-        settle(keys, values, self.pages.keys, self.pages.values, moves)
-        for token, slot in carries:
-            self.carry[slot] = self._hidden_rows[token]
+        """Where the next graph has room it does this, before its layers."""
+        self.settle()
+        carried, slots = np.array(carries, np.int64).reshape(-1, 2).T
+        self._committed = Moves(source, place, carried, slots)
+        if not self.graphs or len(source) > layout.MOVES or len(carries) > layout.CARRIES:
+            self.settle()
+
+    @torch.inference_mode()
+    def settle(self) -> None:
+        if self._committed is not None:
+            numbers = torch.from_numpy(np.concatenate(self._committed).astype(np.int32))
+            lengths = [len(part) for part in self._committed]
+            self._settle(Moves(*torch.split(numbers.to(self.device), lengths)))
+            self._committed = None
+
+    def _settle(self, moves: Moves[Tensor]) -> None:
+        staged = Staged(self._staged_keys, self._staged_values, self._hidden_rows)
+        settle(staged, self.pages.keys, self.pages.values, self.carry, moves)
 
     def staged(self, begin: int, count: int) -> Tensor:
         here = slice(begin, begin + count)
@@ -176,6 +199,7 @@ class FusedStep(Step):
         """Capture what batches of up to so many tokens in up to 16 rows take, nothing drawn."""
         if not self.graphs:
             return
+        self.settle()
         self._make_room(layout.round_up(tokens))
         bodies, heads = self._common_sizes(tokens)
         for sizes in bodies:
@@ -198,6 +222,7 @@ class FusedStep(Step):
     @torch.inference_mode()
     def _grow(self, tokens: int) -> None:
         """What was captured on the smaller one is captured again."""
+        self.settle()
         config = self.model.config
         shape = (config.layers, tokens, config.kv_heads, config.head_dim)
         self._staged_keys = torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -218,9 +243,12 @@ class FusedStep(Step):
         on_device = on_host.to(self.device)
         inputs = layout.cut_body(on_device, sizes)
 
-        def work() -> None:
+        def work() -> Iterator[None]:
             on_device.copy_(on_host, non_blocking=True)
-            self._body(inputs)
+            self._settle(layout.moves_of(inputs))
+            for layers, _ in enumerate(self._body(inputs), 1):
+                if layers == _FIRST_LAYERS:
+                    yield
 
         arrays = layout.body_arrays(on_host, sizes)
         return _BodyGraph(self._capture(work), arrays, (on_host, on_device))
@@ -232,21 +260,29 @@ class FusedStep(Step):
         inputs = layout.cut_head(on_device, sizes)
         out = torch.zeros(3, sizes.wanted, dtype=torch.int32, pin_memory=self._on_gpu)
 
-        def work() -> None:
+        def work() -> Iterator[None]:
             on_device.copy_(on_host, non_blocking=True)
             out.copy_(self._head(inputs, sizes), non_blocking=True)
+            yield from ()
 
+        (graph,) = self._capture(work)
         arrays = layout.head_arrays(on_host, sizes)
-        return _HeadGraph(self._capture(work), arrays, out.numpy(), (on_host, on_device, out))
+        return _HeadGraph(graph, arrays, out.numpy(), (on_host, on_device, out))
 
-    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _capture(self, work: Callable[[], Iterator[None]]) -> list[torch.cuda.CUDAGraph]:
+        """A graph of each part, up to where it yields."""
         for _ in range(2):  # kernels are compiled, libraries choose theirs
-            work()
+            for _ in work():
+                pass
         torch.cuda.synchronize(self.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            work()
-        return graph
+        graphs, parts = [], work()
+        is_last = False
+        while not is_last:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._memory):
+                is_last = next(parts, "done") is not None
+            graphs.append(graph)
+        return graphs
 
     # -- the device's side --------------------------------------------------------------------
 
@@ -257,8 +293,11 @@ class FusedStep(Step):
         layout.fill_body(layout.body_arrays(on_host, sizes), batch, self._group)
         return layout.cut_body(on_host.to(self.device), sizes)
 
-    def _body(self, inputs: Body[Tensor]) -> None:
-        """The layers: keys and values are staged, the hidden states kept for the head."""
+    def _body(self, inputs: Body[Tensor]) -> Iterator[None]:
+        """One layer after another: keys and values are staged, the hidden states kept for the head.
+
+        They are there when it has come to its end.
+        """
         count = len(inputs.tokens)
         keys, values = self._staged_keys[:, :count], self._staged_values[:, :count]
 
@@ -266,8 +305,11 @@ class FusedStep(Step):
             return keys[layer], values[layer]
 
         rows = layout.rows_of(inputs, self.table)
-        *_, hidden = self._fused_layers(inputs.tokens, inputs.positions, rows, place)
-        self._hidden_rows[:count] = hidden
+        layers = self._fused_layers(inputs.tokens, inputs.positions, rows, place)
+        for _ in range(self.model.config.layers):
+            next(layers)
+            yield
+        self._hidden_rows[:count] = next(layers)
 
     def _head(self, inputs: Head[Tensor], sizes: HeadSizes) -> Tensor:
         """[3, N] int32: token, and the bits of max_prob and ranking."""
@@ -357,6 +399,9 @@ class FusedStep(Step):
             out: Tensor = linear(x)
             return out
         return self._products(x, linear.weight, linear.bias)  # type: ignore[arg-type]
+
+
+_NO_MOVES = Moves(*np.zeros((4, 0), np.int64))
 
 
 def _normed(x: Tensor, delta: Tensor | None, norm: torch.nn.Module, to: object) -> Tensor | Scaled:

@@ -19,7 +19,10 @@ from lopa.config import DecodeConfig
 from lopa.engine.batch import Batch
 from lopa.engine.kernels.attention import TILE, Rows, most_tiles
 from lopa.engine.kernels.confidence import RANKINGS
+from lopa.engine.kernels.moves import Moves
 from lopa.sequence import IntArray
+
+MOVES, CARRIES = 64, 16  # that a round has room for: two blocks of 32, and some slots
 
 _A = TypeVar("_A")
 
@@ -52,6 +55,11 @@ class Body(NamedTuple, Generic[_A]):
     start: _A
     cached: _A
     slot: _A
+    # What is settled first: see `lopa.engine.kernels.moves.Moves`
+    moved: _A  # [MOVES]
+    moved_to: _A
+    carried: _A  # [CARRIES]
+    carried_to: _A
 
 
 class Head(NamedTuple, Generic[_A]):
@@ -82,9 +90,11 @@ def round_up(count: int) -> int:
 
 
 def body_buffer(sizes: BodySizes, *, pinned: bool = False) -> Tensor:
-    """Nothing in it yet: no tile is in use."""
+    """Nothing in it yet: no tile is in use, and nothing to be settled."""
     buffer = torch.zeros(sum(_lengths(sizes)), dtype=torch.int32, pin_memory=pinned)
-    cut_body(buffer, sizes).tile_row.fill_(-1)
+    body = cut_body(buffer, sizes)
+    for part in (body.tile_row, body.moved, body.carried):
+        part.fill_(-1)
     return buffer
 
 
@@ -117,7 +127,21 @@ def head_arrays(buffer: Tensor, sizes: HeadSizes) -> Head[IntArray]:
 
 
 def rows_of(body: Body[Tensor], table: Tensor) -> Rows:
-    return Rows(*body[3:], body.blocks, table)
+    return Rows(*body[3:10], body.blocks, table)
+
+
+def moves_of(body: Body[Tensor]) -> Moves[Tensor]:
+    return Moves(*body[10:])
+
+
+def fill_moves(to: Body[IntArray], moves: Moves[IntArray]) -> None:
+    source, place, carried, slot = moves
+    to.moved[: len(source)] = source
+    to.moved[len(source) :] = -1
+    to.moved_to[: len(source)] = place
+    to.carried[: len(carried)] = carried
+    to.carried[len(carried) :] = -1
+    to.carried_to[: len(carried)] = slot
 
 
 def fill_body(to: Body[IntArray], batch: Batch, group: int) -> None:
@@ -162,4 +186,4 @@ def _tiles(row_lengths: bytes, group: int) -> tuple[IntArray, IntArray]:
 
 
 def _lengths(sizes: BodySizes) -> list[int]:
-    return [sizes.tokens] * 3 + [sizes.tiles] * 2 + [sizes.rows] * 5
+    return [sizes.tokens] * 3 + [sizes.tiles] * 2 + [sizes.rows] * 5 + [MOVES] * 2 + [CARRIES] * 2

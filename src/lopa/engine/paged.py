@@ -89,6 +89,12 @@ class PagedRunner:
         whole, chain = None, []
         if grain == "whole":
             whole = self.prefixes.find_whole(prompt)
+            if (
+                whole is not None
+                and whole.length % PAGE
+                and pages_for(capacity) == self.pages.count
+            ):
+                whole = None  # its last page is copied: there is no room for both
         elif grain == "pages":
             # A shifted model needs the row before its first mask: leave it the last token.
             limit = len(prompt) - 1 if self.config.shift else len(prompt)
@@ -278,6 +284,7 @@ class PagedRunner:
         slot.carry_position = plan.start + plan.commit - 1
         if slot.grain == "whole":
             if plan.start == 0 and plan.commit == len(slot.prompt):
+                self.step.settle()
                 carry = self.step.carry[number].clone() if self.config.shift else None
                 pages = slot.pages[: pages_for(len(slot.prompt))]
                 self.prefixes.add_whole(slot.prompt, pages, carry)

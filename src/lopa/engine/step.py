@@ -83,6 +83,9 @@ class Step:
         *_, self._hidden = self._layers(batch, tables, stage)
         return self.statistics(batch, self._hidden, configs)
 
+    def settle(self) -> None:
+        """What has been committed is in the pool when this is done; it always is, here."""
+
     def commit(self, source: IntArray, place: IntArray, carries: Sequence[tuple[int, int]]) -> None:
         """Staged tokens `source` go to `place` in the pool; (token, slot) for every carry."""
         assert self._hidden is not None
@@ -101,6 +104,7 @@ class Step:
         A prompt that sees all of itself cannot be cut along its tokens; along its layers it can. A
         row that is alone is the winner, so what it commits goes straight to its pages.
         """
+        self.settle()
         ((slot, plan),) = batch.plans
         to = torch.from_numpy(places(table, plan.start, plan.commit)).to(self.device)
 
@@ -129,6 +133,7 @@ class Step:
 
     def install(self, slot: int, place: IntArray, buffer: Tensor) -> None:
         """What `staged` gave, into the pool and the slot's carry."""
+        self.settle()
         config = self.model.config
         shape = (config.layers, len(place), config.kv_heads, config.head_dim)
         size = int(np.prod(shape))
@@ -139,6 +144,7 @@ class Step:
 
     def copy(self, source: int, target: int) -> None:
         """One page onto another."""
+        self.settle()
         for pool in (self.pages.keys, self.pages.values):
             pool[:, target * PAGE : (target + 1) * PAGE] = pool[
                 :, source * PAGE : (source + 1) * PAGE

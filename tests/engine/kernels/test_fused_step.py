@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +16,7 @@ from lopa.engine import layout
 from lopa.engine.engine import Engine
 from lopa.engine.fused import FusedStep
 from lopa.engine.paged import PagedRunner
+from lopa.engine.pages import PAGE
 from lopa.engine.quantize import quantize
 
 pytestmark = [
@@ -29,6 +30,8 @@ pytestmark = [
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter runs them one by one."""
     monkeypatch.setattr("lopa.engine.kernels.attention._PROCESSORS", 1)
+    monkeypatch.setattr("lopa.engine.layout.MOVES", 8)
+    monkeypatch.setattr("lopa.engine.layout.CARRIES", 2)
 
 
 def load(name: str) -> LLM:
@@ -43,9 +46,15 @@ class Replayed(FusedStep):
         self.graphs = self.works_alone = True
         self.captured = 0
 
-    def _capture(self, work: Callable[[], None]) -> Any:
+    def _capture(self, work: Callable[[], Iterator[None]]) -> Any:
         self.captured += 1
-        return SimpleNamespace(replay=torch.inference_mode()(work))
+
+        @torch.inference_mode()
+        def replay() -> None:
+            for _ in work():
+                pass
+
+        return [SimpleNamespace(replay=replay)]
 
     def _wait(self) -> None:
         self._begun = None
@@ -125,6 +134,42 @@ def test_rounds_of_two_graphs(options: dict[str, Any]) -> None:
     assert step._bodies
     assert bool(step._heads) == ("top_p" not in options)
     assert {sizes.drawing for sizes in step._heads} <= {"temperature" in options}
+
+
+def test_what_was_committed_is_there_for_whoever_comes_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A prompt is settled at once, blocks with the next round, whoever's that is."""
+    llm = load("dream_0")
+    fast, slow = (
+        DecodeConfig(
+            branches=1,
+            block_size=8,
+            max_new_tokens=24,
+            threshold=threshold,
+            attention="block",
+            max_rounds=5,
+        )
+        for threshold in (0.0, 0.5)
+    )
+    known = [5, 6, 7, 8] * (PAGE // 4)  # whole pages, so that none is copied
+    asked = [(known, fast), (known, slow)]
+    expected = [llm.generate(prompt, config).token_ids for prompt, config in asked]
+    runner = PagedRunner(llm.model, 4 * PAGE, step=Replayed)
+    llm.runner = runner
+    settled: list[int] = []
+    settle = runner.step._settle  # type: ignore[attr-defined]
+
+    def noted(moves: layout.Moves[torch.Tensor]) -> None:
+        settled.append(int((moves.source >= 0).sum()))
+        settle(moves)
+
+    monkeypatch.setattr(runner.step, "_settle", noted)
+    outputs = [llm.generate(prompt, config) for prompt, config in asked]
+    assert [output.token_ids for output in outputs] == expected
+    assert settled[:2] == [0, PAGE]  # nothing, and the prompt
+    assert settled.count(8) >= 2
+    assert [output.trace.rounds[0].cached for output in outputs] == [0, PAGE]
 
 
 def test_graphs_are_dropped_and_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
