@@ -53,6 +53,7 @@ class NoDevice(FusedStep):
         if sizes not in self.bodies:
             self.bodies[sizes] = layout.body_arrays(layout.body_buffer(sizes), sizes)
         layout.fill_body(self.bodies[sizes], batch, self._group)
+        layout.fill_moves(self.bodies[sizes], None)
         self.started = time.perf_counter()
         head = layout.head_sizes(batch, configs)
         if head not in self.heads:
@@ -71,7 +72,7 @@ class NoDevice(FusedStep):
         return self.finish()
 
     def commit(self, *given: object) -> None:
-        """Two calls of the device, which are not the host's matter here."""
+        """Of few rounds: left out."""
 
 
 def measure(llm: LLM, runner: PagedRunner, branches: str, rounds: int) -> tuple[float, float]:

@@ -23,10 +23,12 @@ from torch import Tensor
 from graph_time import microseconds
 from lopa import LLM, DecodeConfig
 from lopa.engine.attention import Span, reference_batch, sdpa_batch
+from lopa.engine.fused import FusedStep
 from lopa.engine.kernels import pointwise
 from lopa.engine.kernels.attention import TILE, Rows, attend
 from lopa.engine.kernels.confidence import RANKINGS, confidence
 from lopa.engine.kernels.matmul import scaled_matmul
+from lopa.engine.paged import PagedRunner
 from lopa.engine.pages import PAGE
 from lopa.engine.products import known, products_on, table_of
 from lopa.engine.quantize import KINDS, QuantizedLinear
@@ -218,17 +220,26 @@ def check_table(device: Any) -> dict[str, float]:
 
 
 def check_rounds(device: Any) -> dict[str, float]:
-    """Rounds begun ahead, several requests at once, one dropped: the same tokens as one by one."""
+    """Rounds begun ahead, several requests at once, one dropped, prompts that are in the cache:
+
+    the same tokens as one by one and without graphs, where what is committed is there at once.
+    """
+    found: dict[str, float] = {}
+    for attention in ("full", "block"):
+        for name, count in _check_rounds(device, attention).items():
+            found[name] = found.get(name, 0.0) + count
+    return found
+
+
+def _check_rounds(device: Any, attention: Any) -> dict[str, float]:
     llm = LLM("dummy:dream-tiny", device=str(device), dtype="float32", cache_tokens=8192)
     prompts = [[1 + (7 * i + j) % 200 for j in range(5 + 20 * i)] for i in range(8)]
-    config = DecodeConfig(branches=3, block_size=8, max_new_tokens=32)
-    alone = []
-    for prompt in prompts:
-        session = llm.session(prompt, config)
-        while session.step() is not None:
-            pass
-        assert session.output is not None
-        alone.append(session.output.token_ids)
+    prompts += prompts[2:5]
+    config = DecodeConfig(branches=3, block_size=8, max_new_tokens=32, attention=attention)
+    usual = llm.runner
+    llm.runner = PagedRunner(llm.model, 8192, step=partial(FusedStep, graphs=False), reuse="off")
+    alone = [llm.generate(prompt, config).token_ids for prompt in prompts]
+    llm.runner = usual
     engine = llm.engine(max_running=3)
     sessions = [llm.session(prompt, config) for prompt in prompts]
     for session in sessions:

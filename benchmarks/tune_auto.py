@@ -54,6 +54,7 @@ def main() -> None:
         for trial in [{}, *options.trials]:
             for name, value in (USUAL | trial).items():
                 setattr(budget, name, _tuple(value))
+            budget._prices.cache_clear()
             # What others have chosen is not kept; the fixed numbers are decoded once.
             file.samples = {key: s for key, s in file.samples.items() if "auto" not in key[0]}
             print(json.dumps(trial) if trial else "as it is")

@@ -74,11 +74,11 @@ def test_what_branches_usually_add_is_spent_at_the_best_rate(plain: float, slope
     cost = RoundCost(((WINDOW, 1.0), (16 * WINDOW, 1.0 + 15 * slope)))
     chosen = settle(Budget(cost), gains, rounds=200, sure=sure)[20:]
     rate = sum(gains[k] for k in chosen) / sum(cost(WINDOW * (k + 1)) for k in chosen)
-    assert rate > 0.95 * max(gains[k] / cost(WINDOW * (k + 1)) for k in gains)
+    assert rate > 0.9 * max(gains[k] / cost(WINDOW * (k + 1)) for k in gains)
 
 
 def test_a_first_branch_whose_token_is_sure_is_worth_less() -> None:
-    cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.45)))
+    cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.55)))
     chosen = {sure: Budget(cost).branches(WINDOW, 1, sure) for sure in (0.2, 0.95, 1.0000001)}
     assert chosen == {0.2: 1, 0.95: 0, 1.0000001: 0}
 

@@ -24,7 +24,7 @@ class RankTime:
     forward_ms: float
     idle_ms: float  # waiting for the last rank
     gather_ms: float  # packing, the all-gather once everybody is there, unpacking
-    commit_ms: float  # the broadcast, where there is one, and writing the cache
+    commit_ms: float  # the broadcast, where there is one, and the cache, if not by the next forward
     host_ms: float  # the decoder and everything else
 
     @property

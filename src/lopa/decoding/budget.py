@@ -84,6 +84,8 @@ class RoundCost:
         return RoundCost(tuple(hull))
 
 
+_MOST_PRICES = 1024  # kept at a time
+
 EVERY_ROUND_THE_SAME = RoundCost(((1, 1.0),))  # for counting forwards
 
 
@@ -180,6 +182,8 @@ class _Prices(dict[tuple[int, int], tuple[list[int], list[float]]]):
         self.believed = cost.convex()
 
     def __missing__(self, key: tuple[int, int]) -> tuple[list[int], list[float]]:
+        if len(self) == _MOST_PRICES:  # a canvas is as long as its prompt
+            self.clear()
         row, candidates = key
         choices = [*(k for k in AUTO_BRANCHES if k < candidates), candidates]
         self[key] = choices, [self.believed(row * (k + 1)) for k in choices]
@@ -188,7 +192,7 @@ class _Prices(dict[tuple[int, int], tuple[list[int], list[float]]]):
 
 @lru_cache(maxsize=16)
 def _prices(cost: RoundCost) -> _Prices:
-    """The same for all sequences: there are few, and a run has one cost."""
+    """The same for all sequences: a run has one cost."""
     return _Prices(cost)
 
 

@@ -33,7 +33,7 @@ from lopa.engine.step import Found, Step
 from lopa.models.transformer import Layer, Transformer, rope
 from lopa.sequence import IntArray
 
-_MOST_GRAPHS = 96  # of the layers, and as many of the head
+_MOST_GRAPHS = 96  # sizes of the layers, of two graphs each, and as many of the head
 _SLOTS = 256  # to begin with
 _FIRST_LAYERS = 1  # in the graph that is started first
 
@@ -50,7 +50,7 @@ class _BodyGraph:
 
 @dataclass(slots=True)
 class _HeadGraph:
-    graph: torch.cuda.CUDAGraph
+    graphs: list[torch.cuda.CUDAGraph]
     arrays: Head[IntArray]
     out: IntArray  # [3, N] int32, pinned: token, and the bits of max_prob and ranking
     buffers: tuple[Tensor, ...]
@@ -82,8 +82,8 @@ class FusedStep(Step):
     def open(self, slot: int, pages: Sequence[int]) -> None:
         self.settle()  # it may have been of the slot, or of pages, that are given out again
         if slot >= len(self.table):
-            self.table = torch.cat([self.table, torch.zeros_like(self.table)])
-            self.carry = torch.cat([self.carry, torch.zeros_like(self.carry)])
+            table, carry = (torch.cat([x, torch.zeros_like(x)]) for x in (self.table, self.carry))
+            self.table, self.carry = table, carry
             self._forget()
             self.open(slot, pages)
             return
@@ -119,7 +119,7 @@ class FusedStep(Step):
             self.settle()  # a trial run of what is captured would write over it
         body = _kept(self._bodies, sizes, self._capture_body)
         layout.fill_body(body.arrays, batch, self._group)
-        layout.fill_moves(body.arrays, self._committed or _NO_MOVES)
+        layout.fill_moves(body.arrays, self._committed)
         self._committed = None
         self._is_timed = self.timed
         if self._is_timed:
@@ -130,7 +130,8 @@ class FusedStep(Step):
         if (head_sizes := _head_sizes(batch, configs)) is not None:
             head = _kept(self._heads, head_sizes, self._capture_head)
             layout.fill_head(head.arrays, batch, configs)
-            head.graph.replay()
+            for graph in head.graphs:
+                graph.replay()
         if self._is_timed:
             self._clock[1].record()
         self._begun = head, batch, configs
@@ -179,8 +180,11 @@ class FusedStep(Step):
     @torch.inference_mode()
     def settle(self) -> None:
         if self._committed is not None:
-            numbers = torch.from_numpy(np.concatenate(self._committed).astype(np.int32))
-            lengths = [len(part) for part in self._committed]
+            # In whole sixteens, as in a graph, so that the kernel is compiled once.
+            lengths = [max(1, -(-len(part) // 16)) * 16 for part in self._committed]
+            numbers = torch.full((sum(lengths),), -1, dtype=torch.int32)
+            for to, part in zip(torch.split(numbers, lengths), self._committed, strict=True):
+                to[: len(part)] = torch.from_numpy(part)
             self._settle(Moves(*torch.split(numbers.to(self.device), lengths)))
             self._committed = None
 
@@ -225,9 +229,10 @@ class FusedStep(Step):
         self.settle()
         config = self.model.config
         shape = (config.layers, tokens, config.kv_heads, config.head_dim)
-        self._staged_keys = torch.empty(shape, dtype=self.dtype, device=self.device)
-        self._staged_values = torch.empty_like(self._staged_keys)
-        self._hidden_rows = self.carry.new_empty(tokens, config.hidden_size)
+        keys = torch.empty(shape, dtype=self.dtype, device=self.device)
+        values, hidden = torch.empty_like(keys), self.carry.new_empty(tokens, config.hidden_size)
+        # All of them, or with no memory left none: the graphs know the old ones.
+        self._staged_keys, self._staged_values, self._hidden_rows = keys, values, hidden
         self._forget()
 
     def _forget(self) -> None:
@@ -265,9 +270,8 @@ class FusedStep(Step):
             out.copy_(self._head(inputs, sizes), non_blocking=True)
             yield from ()
 
-        (graph,) = self._capture(work)
         arrays = layout.head_arrays(on_host, sizes)
-        return _HeadGraph(graph, arrays, out.numpy(), (on_host, on_device, out))
+        return _HeadGraph(self._capture(work), arrays, out.numpy(), (on_host, on_device, out))
 
     def _capture(self, work: Callable[[], Iterator[None]]) -> list[torch.cuda.CUDAGraph]:
         """A graph of each part, up to where it yields."""
@@ -399,9 +403,6 @@ class FusedStep(Step):
             out: Tensor = linear(x)
             return out
         return self._products(x, linear.weight, linear.bias)  # type: ignore[arg-type]
-
-
-_NO_MOVES = Moves(*np.zeros((4, 0), np.int64))
 
 
 def _normed(x: Tensor, delta: Tensor | None, norm: torch.nn.Module, to: object) -> Tensor | Scaled:

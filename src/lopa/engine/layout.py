@@ -127,21 +127,26 @@ def head_arrays(buffer: Tensor, sizes: HeadSizes) -> Head[IntArray]:
 
 
 def rows_of(body: Body[Tensor], table: Tensor) -> Rows:
-    return Rows(*body[3:10], body.blocks, table)
+    of_rows = body.begin, body.length, body.start, body.cached, body.slot
+    return Rows(body.tile_row, body.tile_at, *of_rows, body.blocks, table)
 
 
 def moves_of(body: Body[Tensor]) -> Moves[Tensor]:
-    return Moves(*body[10:])
+    return Moves(body.moved, body.moved_to, body.carried, body.carried_to)
 
 
-def fill_moves(to: Body[IntArray], moves: Moves[IntArray]) -> None:
-    source, place, carried, slot = moves
+def fill_moves(to: Body[IntArray], moves: Moves[IntArray] | None) -> None:
+    """None: there is nothing to settle."""
+    source, place, carried, slot = moves or _NO_MOVES
     to.moved[: len(source)] = source
     to.moved[len(source) :] = -1
     to.moved_to[: len(source)] = place
     to.carried[: len(carried)] = carried
     to.carried[len(carried) :] = -1
     to.carried_to[: len(carried)] = slot
+
+
+_NO_MOVES = Moves(*np.zeros((4, 0), np.int64))
 
 
 def fill_body(to: Body[IntArray], batch: Batch, group: int) -> None:

@@ -47,14 +47,18 @@ class Replayed(FusedStep):
         self.captured = 0
 
     def _capture(self, work: Callable[[], Iterator[None]]) -> Any:
+        """Two, whether the work has two parts or one."""
         self.captured += 1
+        running: list[Iterator[None]] = []
 
-        @torch.inference_mode()
-        def replay() -> None:
-            for _ in work():
-                pass
+        def first() -> None:
+            running[:] = [work()]
+            next(running[0], None)
 
-        return [SimpleNamespace(replay=replay)]
+        def rest() -> None:
+            assert next(running.pop(), "done") == "done"
+
+        return [SimpleNamespace(replay=torch.inference_mode()(part)) for part in (first, rest)]
 
     def _wait(self) -> None:
         self._begun = None
@@ -126,8 +130,8 @@ def test_int8() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"temperature": 0.8}, {"temperature": 0.7, "top_p": 0.9}], ids=str
 )
-def test_rounds_of_two_graphs(options: dict[str, Any]) -> None:
-    """The layers' and the head's, each kept by its own sizes; the head's only where it is fused."""
+def test_rounds_of_graphs(options: dict[str, Any]) -> None:
+    """The layers' and the head's are kept by sizes of their own; the head's where it is fused."""
     config = DecodeConfig(branches=2, block_size=8, max_new_tokens=16, max_rounds=4, **options)
     step = compare(load("dream_0"), [[5, 6, 7], [9] * 13], config, Replayed)
     assert isinstance(step, Replayed)
