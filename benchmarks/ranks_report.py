@@ -43,6 +43,7 @@ def main() -> None:
         f"{run['statistics_bytes'] / 1024:.1f} KB of statistics in one, "
         f"{run['commits']} broadcasts of {run['commit_bytes'] / 1024:.0f} KB in all."
         for run in runs
+        if len(run["ranks"]) > 1
     ]
     said = f"Means in ms; {runs[0]['host']['device']}, torch {runs[0]['host']['torch']}."
     put_in(page, "ranks", "\n".join([*lines, "", " ".join([said, *sizes])]))

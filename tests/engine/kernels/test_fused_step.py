@@ -176,6 +176,38 @@ def test_what_was_committed_is_there_for_whoever_comes_next(
     assert [output.trace.rounds[0].cached for output in outputs] == [0, PAGE]
 
 
+def test_what_is_staged_can_be_installed_elsewhere() -> None:
+    """By a runner that leaves its own commits to the next graph, as ranks of a group do."""
+    llm = load("dream_0")
+    ours, theirs = (PagedRunner(llm.model, 2 * PAGE, step=Replayed) for _ in range(2))
+    llm.runner = ours
+    config = DecodeConfig(
+        branches=1, block_size=8, max_new_tokens=24, threshold=0.0, attention="full"
+    )
+    session = llm.session([5, 6, 7], config)
+    slot = theirs.open(config, session.capacity)
+    assert slot is not None
+    commits = cached = 0
+    while (plan := session.plan()) is not None:
+        session.open()
+        (stats,) = ours.forward([(session.slot, plan)])
+        assert stats is not None
+        winner = session.choose(stats)
+        if plan.commit:
+            commits, cached = commits + 1, plan.start + plan.commit
+            theirs.install(slot, plan, winner, ours.staged(session.slot, winner))
+        ours.commit([(session.slot, winner)])
+        session.take(0.0)
+    assert commits > 1
+    ours.step.settle()
+    for mine, installed in (
+        (ours.pages.keys, theirs.pages.keys),
+        (ours.pages.values, theirs.pages.values),
+    ):
+        assert torch.equal(mine[:, :cached], installed[:, :cached])
+    assert torch.equal(ours.step.carry[0], theirs.step.carry[0])
+
+
 def test_graphs_are_dropped_and_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lopa.engine.fused._MOST_GRAPHS", 1)
     config = DecodeConfig(branches=1, block_size=8, max_new_tokens=16, max_rounds=4)
