@@ -12,11 +12,12 @@ import pytest
 from made_up import EOS, MadeUp, drive, new_decoder
 
 from lopa.config import AUTO_BRANCHES, DecodeConfig
-from lopa.decoding.budget import EVERY_ROUND_THE_SAME, HOPES, Budget, RoundCost
+from lopa.decoding.budget import EVERY_ROUND_THE_SAME, Budget, RoundCost
 from lopa.errors import ConfigError
 
 WINDOW = 64
 MOST = AUTO_BRANCHES[-1]
+ADDED = (1.6, 1.6, 2.2, 1.4)  # tokens by each choice to the one before, much as on built-in tasks
 LINEAR = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 2.0)))  # rows cost what they hold
 
 
@@ -70,11 +71,11 @@ def test_what_branches_usually_add_is_spent_at_the_best_rate(plain: float, slope
     """Whatever a round without branches brings: nearly the best choice, of which only the share
     that lasts is counted, so that one too few may be chosen where two are almost as good."""
     sure = 0.7  # where the first branch's share is nearest to the others'
-    gains = dict(zip(AUTO_BRANCHES, np.cumsum([plain, *HOPES]).tolist(), strict=True))
+    gains = dict(zip(AUTO_BRANCHES, np.cumsum([plain, *ADDED]).tolist(), strict=True))
     cost = RoundCost(((WINDOW, 1.0), (16 * WINDOW, 1.0 + 15 * slope)))
     chosen = settle(Budget(cost), gains, rounds=200, sure=sure)[20:]
     rate = sum(gains[k] for k in chosen) / sum(cost(WINDOW * (k + 1)) for k in chosen)
-    assert rate > 0.9 * max(gains[k] / cost(WINDOW * (k + 1)) for k in gains)
+    assert rate > 0.95 * max(gains[k] / cost(WINDOW * (k + 1)) for k in gains)
 
 
 def test_a_first_branch_whose_token_is_sure_is_worth_less() -> None:
