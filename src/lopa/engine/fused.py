@@ -23,6 +23,7 @@ from lopa.engine.batch import Batch
 from lopa.engine.kernels import pointwise
 from lopa.engine.kernels.attention import Rows, attend
 from lopa.engine.kernels.confidence import confidence
+from lopa.engine.kernels.gated import gated, suits
 from lopa.engine.kernels.moves import Moves, Staged, gather, settle
 from lopa.engine.layout import Body, BodySizes, Head, HeadSizes
 from lopa.engine.pages import PAGE, Pages, pages_for
@@ -30,7 +31,7 @@ from lopa.engine.products import products_on
 from lopa.engine.quantize import QuantizedLinear
 from lopa.engine.scaled import Scaled
 from lopa.engine.step import Found, Step
-from lopa.models.transformer import Layer, Transformer, rope
+from lopa.models.transformer import FeedForward, Layer, Transformer, rope
 from lopa.sequence import IntArray
 
 _MOST_GRAPHS = 96  # sizes of the layers, of two graphs each, and as many of the head
@@ -386,9 +387,7 @@ class FusedStep(Step):
             given = pointwise.quantise(mixed, kind) if kind else mixed
             out = self._product(attention.out, given)
             h = _normed(x, out, layer.feed_forward_norm, feed_forward.gate_up)
-            gate_up = self._product(feed_forward.gate_up, h)
-            active = pointwise.activate(gate_up, _kind(feed_forward.down))
-            out = self._product(feed_forward.down, active)
+            out = self._product(feed_forward.down, self._activated(feed_forward, h))
             if index + 1 < len(layers):
                 following = layers[index + 1]
                 h = _normed(x, out, following.attention_norm, following.attention.qkv)
@@ -397,6 +396,12 @@ class FusedStep(Step):
             yield x
         assert isinstance(h, Tensor)
         yield h
+
+    def _activated(self, feed_forward: FeedForward, h: Tensor | Scaled) -> Tensor | Scaled:
+        kind, weight = _kind(feed_forward.down), feed_forward.gate_up.weight
+        if kind is None and isinstance(h, Tensor) and suits(h, weight):
+            return gated(h, weight)
+        return pointwise.activate(self._product(feed_forward.gate_up, h), kind)
 
     def _product(self, linear: torch.nn.Module, x: Tensor | Scaled) -> Tensor:
         if isinstance(x, Scaled):

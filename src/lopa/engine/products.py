@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lopa.engine.cuda import loaded
+
 WORKSPACE = 64 << 20  # bytes, which algorithms that split the inner axis need
 
 # Of cublasLt.h and library_types.h
@@ -73,7 +75,7 @@ class Library:
     def on(cls, device: torch.device) -> Self | None:
         """None where torch has it inside."""
         torch.zeros(8, 8, device=device) @ torch.zeros(8, 8, device=device)  # so that it is loaded
-        path = _loaded("libcublasLt.so")
+        path = loaded("libcublasLt.so")
         return cls(path, device) if path else None
 
     def proposals(self, shape: Shape, most: int = 64) -> list[Algorithm]:
@@ -207,10 +209,3 @@ def table_of(entries: list[dict[str, Any]], device: str, version: int) -> dict[S
         if (entry["device"], entry["version"]) == (device, version)
         for line in entry["products"]
     }
-
-
-def _loaded(name: str) -> str | None:
-    """The path of a library that this process has loaded, if it is a file of its own."""
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        paths = (line.rstrip("\n").split(maxsplit=5)[5] for line in maps if name in line)
-        return next(paths, None)

@@ -1,0 +1,341 @@
+// silu(x · gateᵀ) · (x · upᵀ) in bf16 on Hopper: two products and the activation in one kernel.
+//
+//   x       [tokens, inner]
+//   weight  [2 · columns, inner], gate before up
+//   out     [tokens, columns]
+//
+// The result is cut into tiles of TOKENS × HALF. A block makes one tile after another, of as many
+// rows of gate as of up, so that both factors of a value end in the same thread. Its first warp
+// copies by TMA what two groups of four warps multiply by wgmma, through a ring of STAGES.
+//
+// Set by gated.py:
+//   TOKENS  128: each group has 64 of the tokens and all columns of a tile
+//            64: each group has all tokens and half of the columns
+//   HALF    columns of a tile: so many rows of gate, and so many of up
+//   STAGES  places in the ring
+//   SHARE   0: a block fetches all that it needs
+//           1: pairs of blocks with the same columns share their weights
+//           2: pairs of blocks with the same tokens share their part of x
+
+#include "mma.h"  // by gated.py: mma, sums += x · weightᵀ, for 64 tokens and N columns
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned short bf16;  // its bits
+
+struct alignas(64) Map {  // CUtensorMap
+  char bytes[128];
+};
+
+constexpr int CHUNK = 64;  // of the inner axis: 128 bytes, a row of the swizzle
+constexpr bool BY_TOKENS = TOKENS == 128;
+constexpr int N = BY_TOKENS ? HALF : HALF / 2;  // columns of a group
+constexpr int SUMS = N / 2;                     // of a thread, of gate and of up
+constexpr int CLUSTER = SHARE ? 2 : 1;
+constexpr int X_BYTES = TOKENS * CHUNK * 2;
+constexpr int WEIGHT_BYTES = HALF * CHUNK * 2;  // of gate, and of up
+constexpr int STAGE_BYTES = X_BYTES + 2 * WEIGHT_BYTES;
+// Pairs of a thread's columns that lie side by side in memory: wgmma gives a thread two columns of
+// every eight. Where the tensor map puts rows in another order, those of sixteen are four in a row.
+constexpr int RUN = BY_TOKENS ? 2 : 1;
+
+// -- instructions ---------------------------------------------------------------------------------
+
+__device__ __forceinline__ u32 shared_at(const void* pointer) {
+  return (u32)__cvta_generic_to_shared(pointer);
+}
+__device__ __forceinline__ u32 rank_in_cluster() {
+  u32 rank = 0;
+  if (CLUSTER > 1) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ void wait_for_cluster() {
+  asm volatile(
+      "barrier.cluster.arrive.relaxed.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void init(u32 barrier, u32 count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
+}
+__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void await(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "AGAIN:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+      "@p bra DONE;\n"
+      "bra AGAIN;\n"
+      "DONE:\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+__device__ __forceinline__ void arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// At the same barrier of a block of the cluster. Not .release.cluster: what was read was read by
+// wgmma, which is over, and nothing was written. It would be compiled to a memory barrier of the
+// whole device, in the inner loop, and cost a fifth of the speed.
+__device__ __forceinline__ void arrive_in(u32 block, u32 barrier) {
+  asm volatile(
+      "{\n.reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
+      "r"(block)
+      : "memory");
+}
+
+// A box from memory into a stage: of this block, or at the same place of both blocks of a pair.
+#define COPY(DIMENSIONS, PLACE, BOTH, MASK)                                                  \
+  asm volatile("cp.async.bulk.tensor." DIMENSIONS                                            \
+               ".shared::cluster.global.tile.mbarrier::complete_tx::bytes" BOTH              \
+               ".L2::cache_hint [%0], [%1, " PLACE "], [%4], " MASK "%5;" ::"r"(to),         \
+               "l"(map), "r"(k), "r"(row), "r"(barrier), "l"(policy), "h"((unsigned short)3) \
+               : "memory")
+#define TO_ONE(DIMENSIONS, PLACE) COPY(DIMENSIONS, PLACE, "", "")
+#define TO_BOTH(DIMENSIONS, PLACE) COPY(DIMENSIONS, PLACE, ".multicast::cluster", "%6, ")
+
+__device__ __forceinline__ void copy_x(u32 to, const Map* map, int k, int row, u32 barrier) {
+  const u64 policy = 0x14F0000000000000ull;  // evicted last: every column of tiles reads it
+  if (SHARE == 2)
+    TO_BOTH("2d", "{%2, %3}");
+  else
+    TO_ONE("2d", "{%2, %3}");
+}
+
+#if TOKENS == 128
+#define WEIGHT_DIMENSIONS "5d"
+#define WEIGHT_PLACE "{%2, 0, 0, 0, %3}"  // the last axis counts rows by sixteens
+#define WEIGHT_ROW(row) ((row) / 16)
+#else
+#define WEIGHT_DIMENSIONS "2d"
+#define WEIGHT_PLACE "{%2, %3}"
+#define WEIGHT_ROW(row) (row)
+#endif
+
+__device__ __forceinline__ void copy_weight(u32 to, const Map* map, int k, int at, u32 barrier) {
+  const u64 policy = 0x12F0000000000000ull;  // evicted first: read once
+  const int row = WEIGHT_ROW(at);
+  if (SHARE == 1)
+    TO_BOTH(WEIGHT_DIMENSIONS, WEIGHT_PLACE);
+  else
+    TO_ONE(WEIGHT_DIMENSIONS, WEIGHT_PLACE);
+}
+
+// What wgmma is told of a matrix in a stage: its rows are 128 bytes, swizzled, eight to 1024 bytes.
+__device__ __forceinline__ u64 described(u32 at) {
+  return (u64)((at & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
+}
+__device__ __forceinline__ u32 packed(float low, float high) {  // two bf16
+  u32 both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
+// -- what is shared by those that copy and those that multiply ------------------------------------
+
+struct Ring {
+  u32 stages, barriers;  // in shared memory
+
+  __device__ u32 x(int stage) const { return stages + stage * STAGE_BYTES; }
+  __device__ u32 gate(int stage) const { return x(stage) + X_BYTES; }
+  __device__ u32 up(int stage) const { return gate(stage) + WEIGHT_BYTES; }
+  __device__ u32 full(int stage) const { return barriers + 8 * stage; }
+  __device__ u32 empty(int stage) const { return barriers + 8 * (STAGES + stage); }
+
+  // A stage is full when its bytes have come, and empty when both groups are done with it, in a
+  // pair those of both blocks: each of them writes into the other's memory.
+  __device__ __forceinline__ void init_barriers() const {
+    for (int stage = 0; stage < STAGES; stage++) {
+      init(full(stage), 1);
+      init(empty(stage), 2 * CLUSTER);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __device__ __forceinline__ void release(int stage) const {  // by all threads of a group
+    const int thread = threadIdx.x % 128;
+    if (thread >= CLUSTER) return;
+    if (SHARE)
+      arrive_in(thread, empty(stage));
+    else
+      arrive(empty(stage));
+  }
+};
+
+// The tiles of this block. A unit is a tile, or the two of a pair of blocks. Units of the same
+// columns follow one another, so that the weights are read from memory once.
+struct Units {
+  int rank, deep, count, first, stride;
+
+  __device__ __forceinline__ Units(int tokens, int columns) {
+    const int token_tiles = (tokens + TOKENS - 1) / TOKENS;
+    const int column_tiles = (columns + HALF - 1) / HALF;
+    rank = rank_in_cluster();
+    deep = SHARE == 1 ? token_tiles / 2 : token_tiles;  // of the same columns
+    count = deep * (SHARE == 2 ? column_tiles / 2 : column_tiles);
+    first = blockIdx.x / CLUSTER;
+    stride = gridDim.x / CLUSTER;
+  }
+  __device__ int token(int unit) const {
+    return TOKENS * (SHARE == 1 ? unit % deep * 2 + rank : unit % deep);
+  }
+  __device__ int column(int unit) const {
+    return HALF * (SHARE == 2 ? unit / deep * 2 + rank : unit / deep);
+  }
+};
+
+// -- those that copy ------------------------------------------------------------------------------
+
+struct Copies {
+  const Map *x_map, *weight_map;
+  int rank, columns;
+
+  // What a pair shares, either block fetches half of, for both.
+  __device__ __forceinline__ void x(const Ring& ring, int stage, int chunk, int token) const {
+    const int half = SHARE == 2 ? rank : 0;
+    const u32 to = ring.x(stage) + half * (X_BYTES / 2);
+    copy_x(to, x_map, chunk * CHUNK, token + half * (TOKENS / 2), ring.full(stage));
+  }
+  __device__ __forceinline__ void weights(const Ring& ring, int stage, int chunk, int at) const {
+    const int k = chunk * CHUNK;
+    if (SHARE == 1) {
+      const u32 to = ring.gate(stage) + rank * WEIGHT_BYTES;
+      copy_weight(to, weight_map, k, at + rank * columns, ring.full(stage));
+    } else {
+      copy_weight(ring.gate(stage), weight_map, k, at, ring.full(stage));
+      copy_weight(ring.up(stage), weight_map, k, at + columns, ring.full(stage));
+    }
+  }
+};
+
+// By one thread. There are at least STAGES chunks, and every block has a unit.
+__device__ __forceinline__ void copy_all(
+    const Ring& ring, const Units& units, const Copies& copies, int chunks) {
+  int unit = units.first;
+  // The kernel before this one makes x, and has nothing to do with the weights: they are on their
+  // way while it comes to its end.
+  for (int stage = 0; stage < STAGES; stage++) {
+    expect(ring.full(stage), STAGE_BYTES);
+    copies.weights(ring, stage, stage, units.column(unit));
+  }
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  for (int stage = 0; stage < STAGES; stage++) copies.x(ring, stage, stage, units.token(unit));
+
+  int at = STAGES, chunk = STAGES;  // of all chunks, and of this unit
+  for (; unit < units.count; unit += units.stride) {
+    const int token = units.token(unit), column = units.column(unit);
+    for (; chunk < chunks; chunk++, at++) {
+      const int stage = at % STAGES;
+      await(ring.empty(stage), at / STAGES & 1 ^ 1);
+      expect(ring.full(stage), STAGE_BYTES);
+      copies.x(ring, stage, chunk, token);
+      copies.weights(ring, stage, chunk, column);
+    }
+    chunk = 0;
+  }
+}
+
+// -- those that multiply --------------------------------------------------------------------------
+
+// A tile's sums; `at` counts the chunks of all tiles.
+__device__ __forceinline__ void multiply(
+    float (&gate)[SUMS], float (&up)[SUMS], const Ring& ring, int group, int chunks, int& at) {
+  const int x_offset = BY_TOKENS ? group * 64 * CHUNK * 2 : 0;
+  const int weight_offset = BY_TOKENS ? 0 : group * N * CHUNK * 2;
+  for (int chunk = 0; chunk < chunks; chunk++, at++) {
+    const int stage = at % STAGES;
+    const u64 x = described(ring.x(stage) + x_offset);
+    const u64 gate_rows = described(ring.gate(stage) + weight_offset);
+    const u64 up_rows = described(ring.up(stage) + weight_offset);
+    await(ring.full(stage), at / STAGES & 1);
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int k = 0; k < CHUNK / 16; k++) {  // 32 bytes a step; the first begins from zero
+      mma(gate, x + 2 * k, gate_rows + 2 * k, chunk + k);
+      mma(up, x + 2 * k, up_rows + 2 * k, chunk + k);
+    }
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // for the chunk before
+    if (chunk > 0) ring.release((at - 1) % STAGES);
+  }
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  ring.release((at - 1) % STAGES);
+#pragma unroll
+  for (int i = 0; i < SUMS; i++) {  // not to be read before this point
+    asm volatile("" : "+f"(gate[i])::"memory");
+    asm volatile("" : "+f"(up[i])::"memory");
+  }
+}
+
+__device__ __forceinline__ float active(float gate, float up) {
+  return __fdividef(gate, 1.f + __expf(-gate)) * up;
+}
+__device__ __forceinline__ void put(bf16* to, const u32 (&pairs)[1]) { *(u32*)to = pairs[0]; }
+__device__ __forceinline__ void put(bf16* to, const u32 (&pairs)[2]) {
+  *(uint2*)to = make_uint2(pairs[0], pairs[1]);
+}
+
+// Of every eight columns a thread has sums of two, for a token and for the eighth after it.
+__device__ __forceinline__ void store(const float (&gate)[SUMS], const float (&up)[SUMS], bf16* out,
+                                      int tokens, int columns, int token, int column) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const int high = token + warp * 16 + lane / 4, low = high + 8;
+#pragma unroll
+  for (int block = 0; block < N / 8; block += RUN) {
+    u32 top[RUN], bottom[RUN];
+#pragma unroll
+    for (int pair = 0; pair < RUN; pair++) {
+      const int i = 4 * (block + pair);
+      top[pair] = packed(active(gate[i], up[i]), active(gate[i + 1], up[i + 1]));
+      bottom[pair] = packed(active(gate[i + 2], up[i + 2]), active(gate[i + 3], up[i + 3]));
+    }
+    const int at = column + 8 * block + 2 * RUN * (lane % 4);
+    if (at < columns && high < tokens) put(out + (long long)high * columns + at, top);
+    if (at < columns && low < tokens) put(out + (long long)low * columns + at, bottom);
+  }
+}
+
+__device__ __forceinline__ void multiply_all(
+    const Ring& ring, const Units& units, bf16* out, int tokens, int columns, int chunks) {
+  const int group = threadIdx.x / 128 - 1;
+  const int token_offset = BY_TOKENS ? group * 64 : 0, column_offset = BY_TOKENS ? 0 : group * N;
+  float gate[SUMS], up[SUMS];
+  int at = 0;
+  for (int unit = units.first; unit < units.count; unit += units.stride) {
+    multiply(gate, up, ring, group, chunks, at);
+    const int token = units.token(unit) + token_offset;
+    const int column = units.column(unit) + column_offset;
+    store(gate, up, out, tokens, columns, token, column);
+  }
+}
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
+    gated(const __grid_constant__ Map x_map, const __grid_constant__ Map weight_map, bf16* out,
+          int tokens, int columns, int inner) {
+  extern __shared__ char memory[];
+  __shared__ alignas(8) u64 barriers[2 * STAGES];
+  const Ring ring{(shared_at(memory) + 1023) & ~1023u, shared_at(barriers)};  // as the swizzle asks
+  const Units units(tokens, columns);
+  const int chunks = inner / CHUNK;
+  if (threadIdx.x == 0) ring.init_barriers();
+  if (SHARE)
+    wait_for_cluster();
+  else
+    __syncthreads();
+  // The kernel after this one may take the place of blocks that are done; it waits for the rest.
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  // The sums of a thread that multiplies do not fit in its share of the registers, 65536 / 384:
+  // it gets those that a thread that copies has no use for.
+  if (threadIdx.x < 128) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == 0) {
+      copy_all(ring, units, Copies{&x_map, &weight_map, units.rank, columns}, chunks);
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    multiply_all(ring, units, out, tokens, columns, chunks);
+  }
+  if (SHARE) wait_for_cluster();  // the other block may yet arrive at a barrier of this one
+}

@@ -1,0 +1,171 @@
+"""The first half of a feed-forward on Hopper, silu(x · gateᵀ) · (x · upᵀ), as one kernel in CUDA.
+
+`gated.cu` is the kernel. It pays where its tiles fill the device and few of their rows are padding
+(benchmarks/kernels.py); elsewhere the library's product and `pointwise.activate` are better.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lopa.engine import cuda
+
+CHUNK = 64  # of the inner axis, that a stage holds
+_THREADS = 384
+_COLUMNS = (144, 128, 112, 96)  # of a tile
+_ALIGNMENT = 1024  # bytes, of the stages
+
+
+class Plan(NamedTuple):
+    """How a result of [tokens, columns] is cut into tiles, and who makes them."""
+
+    tokens: int  # of a tile
+    columns: int
+    stages: int
+    share: int  # 0: nothing, 1: weights by two tiles of tokens, 2: x by two tiles of columns
+
+    @property
+    def cluster(self) -> int:
+        return 2 if self.share else 1
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        return self.stages * (self.tokens + 2 * self.columns) * CHUNK * 2 + _ALIGNMENT
+
+    def tiles(self, tokens: int, columns: int) -> int:
+        return -(-tokens // self.tokens) * -(-columns // self.columns)
+
+    def blocks(self, tokens: int, columns: int, processors: int) -> int:
+        """One a processor, in whole clusters, and none without a tile."""
+        return min(self.tiles(tokens, columns), processors // self.cluster * self.cluster)
+
+    def waves(self, tokens: int, columns: int, processors: int) -> int:
+        return -(-self.tiles(tokens, columns) // self.blocks(tokens, columns, processors))
+
+
+def plan(tokens: int, columns: int, inner: int, processors: int) -> Plan | None:
+    """None where the library is better."""
+    height, stages = (64, 5) if tokens <= 64 else (128, 4)
+    rows = -(-tokens // height)  # of tiles
+    if tokens < 1 or columns % 16 or inner % CHUNK or inner < stages * CHUNK:
+        return None
+    if height == 128 and 8 * tokens < 7 * rows * height:  # more than an eighth is padding
+        return None
+    plans = [
+        Plan(height, width, stages, _share(height, rows, -(-columns // width)))
+        for width in _COLUMNS
+    ]
+
+    def time(one: Plan) -> int:
+        return one.waves(tokens, columns, processors) * one.columns
+
+    best = min(plans, key=time)
+    return best if 10 * columns * rows >= 9 * time(best) * processors else None
+
+
+def _share(height: int, rows: int, columns: int) -> int:
+    """What tiles in so many rows and columns share by pairs, none of which is left alone."""
+    if height == 64:  # and one row
+        return 0
+    if rows % 2 == 0:
+        return 1
+    return 2 if columns % 2 == 0 else 0
+
+
+def suits(x: Tensor, weight: Tensor) -> bool:
+    """Whether `gated` takes them, and is worth it."""
+    return (
+        _available(x.device)
+        and x.dtype is weight.dtype is torch.bfloat16
+        and x.is_contiguous()
+        and weight.is_contiguous()
+        and _plan_of(x, weight) is not None
+    )
+
+
+def gated(x: Tensor, weight: Tensor) -> Tensor:
+    """x [tokens, inner], weight [2 · columns, inner], gate before up → [tokens, columns].
+
+    The weight is read while the kernel before this one is at work, which must not write it.
+    """
+    made = _plan_of(x, weight)
+    if made is None:
+        raise ValueError(f"no plan for {list(x.shape)} by {list(weight.shape)}")
+    (tokens, inner), columns = x.shape, len(weight) // 2
+    out = x.new_empty(tokens, columns)
+    rows = made.tokens // 2 if made.share == 2 else made.tokens
+    x_map = cuda.TensorMap(x, (rows, CHUNK))
+    if made.tokens == 128:
+        weight_map = cuda.TensorMap(turned(weight), (made.columns // 16, 2, 4, 2, CHUNK))
+    else:
+        weight_map = cuda.TensorMap(weight, (made.columns, CHUNK))
+    blocks = made.blocks(tokens, columns, _processors(x.device))
+    _kernel(x.device, made).launch((blocks,), x_map, weight_map, out, tokens, columns, inner)
+    return out
+
+
+def turned(weight: Tensor) -> Tensor:
+    """[rows, inner] → [rows / 16, 2, 4, 2, inner]: row 4q + 2j + e of sixteen comes as 8j + 2q + e.
+
+    A thread has columns 2q and 2q + 1 of every eight: so four that lie together in the result.
+    """
+    return weight.unflatten(0, (-1, 4, 2, 2)).transpose(1, 2)
+
+
+def binary(made: Plan) -> cuda.Binary:
+    source = files("lopa.engine.kernels").joinpath("gated.cu").read_text(encoding="utf-8")
+    width = made.columns if made.tokens == 128 else made.columns // 2
+    defines = {
+        "TOKENS": made.tokens,
+        "HALF": made.columns,
+        "STAGES": made.stages,
+        "SHARE": made.share,
+    }
+    return cuda.compiled("gated.cu", source, defines, {"mma.h": _mma(width)})
+
+
+def _mma(columns: int) -> str:
+    """One wgmma of 64 tokens, so many columns and 16 of the inner axis, both from shared memory."""
+    sums = columns // 2
+    registers = ", ".join(f"%{i}" for i in range(sums))
+    operands = ", ".join(f'"+f"(sums[{i}])' for i in range(sums))
+    return f"""
+__device__ __forceinline__ void mma(
+    float (&sums)[{sums}], unsigned long long x, unsigned long long weight, int add) {{
+  asm volatile(
+      "{{\\n.reg .pred p;\\n"
+      "setp.ne.b32 p, %{sums + 2}, 0;\\n"  // else the sums begin from zero
+      "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 "
+      "{{{registers}}}, %{sums}, %{sums + 1}, p, 1, 1, 0, 0;\\n}}"
+      : {operands}
+      : "l"(x), "l"(weight), "r"(add));
+}}
+"""
+
+
+def _plan_of(x: Tensor, weight: Tensor) -> Plan | None:
+    tokens, inner = x.shape
+    return plan(tokens, len(weight) // 2, inner, _processors(x.device))
+
+
+@cache
+def _available(device: torch.device) -> bool:
+    if device.type != "cuda" or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device) == cuda.CAPABILITY and bool(cuda.compiler())
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def _kernel(device: torch.device, made: Plan) -> cuda.Kernel:
+    return cuda.Kernel(device, binary(made), "gated", threads=_THREADS, shared=made.shared)
