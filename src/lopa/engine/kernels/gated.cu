@@ -4,20 +4,19 @@
 //   weight  [2 · columns, inner], gate before up
 //   out     [tokens, columns]
 //
-// The result is cut into tiles of TOKENS × HALF. A block makes one tile after another, of as many
-// rows of gate as of up, so that both factors of a value end in the same thread. Its first warp
-// copies by TMA what two groups of four warps multiply by wgmma, through a ring of STAGES.
+// The result is cut into tiles of TOKENS × COLUMNS. A block makes one tile after another, of as
+// many rows of gate as of up, so that both factors of a value end in the same thread. Its first
+// warp copies by TMA what two groups of four warps multiply by wgmma, through a ring of STAGES. Each
+// group has half of the tokens.
 //
 // Set by gated.py:
-//   TOKENS  128: each group has 64 of the tokens and all columns of a tile
-//            64: each group has all tokens and half of the columns
-//   HALF    columns of a tile: so many rows of gate, and so many of up
-//   STAGES  places in the ring
-//   SHARE   0: a block fetches all that it needs
-//           1: pairs of blocks with the same columns share their weights
-//           2: pairs of blocks with the same tokens share their part of x
+//   TOKENS, COLUMNS  of a tile
+//   STAGES           places in the ring
+//   SHARE            0: a block fetches all that it needs
+//                    1: pairs of blocks with the same columns share their weights
+//                    2: pairs of blocks with the same tokens share their part of x
 
-#include "mma.h"  // by gated.py: mma, sums += x · weightᵀ, for 64 tokens and N columns
+#include "mma.h"  // by gated.py: mma, sums += x · weightᵀ, for a group's tokens and all columns
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -28,16 +27,13 @@ struct alignas(64) Map {  // CUtensorMap
 };
 
 constexpr int CHUNK = 64;  // of the inner axis: 128 bytes, a row of the swizzle
-constexpr bool BY_TOKENS = TOKENS == 128;
-constexpr int N = BY_TOKENS ? HALF : HALF / 2;  // columns of a group
-constexpr int SUMS = N / 2;                     // of a thread, of gate and of up
+constexpr int ROWS = TOKENS / 2;     // of a group
+constexpr int SUMS = COLUMNS / 2;    // of a thread, of gate and of up
 constexpr int CLUSTER = SHARE ? 2 : 1;
 constexpr int X_BYTES = TOKENS * CHUNK * 2;
-constexpr int WEIGHT_BYTES = HALF * CHUNK * 2;  // of gate, and of up
+constexpr int WEIGHT_BYTES = COLUMNS * CHUNK * 2;  // of gate, and of up
 constexpr int STAGE_BYTES = X_BYTES + 2 * WEIGHT_BYTES;
-// Pairs of a thread's columns that lie side by side in memory: wgmma gives a thread two columns of
-// every eight. Where the tensor map puts rows in another order, those of sixteen are four in a row.
-constexpr int RUN = BY_TOKENS ? 2 : 1;
+static_assert(ROWS == 64, "a wgmma has 64 rows");
 
 // -- instructions ---------------------------------------------------------------------------------
 
@@ -105,23 +101,13 @@ __device__ __forceinline__ void copy_x(u32 to, const Map* map, int k, int row, u
     TO_ONE("2d", "{%2, %3}");
 }
 
-#if TOKENS == 128
-#define WEIGHT_DIMENSIONS "5d"
-#define WEIGHT_PLACE "{%2, 0, 0, 0, %3}"  // the last axis counts rows by sixteens
-#define WEIGHT_ROW(row) ((row) / 16)
-#else
-#define WEIGHT_DIMENSIONS "2d"
-#define WEIGHT_PLACE "{%2, %3}"
-#define WEIGHT_ROW(row) (row)
-#endif
-
 __device__ __forceinline__ void copy_weight(u32 to, const Map* map, int k, int at, u32 barrier) {
   const u64 policy = 0x12F0000000000000ull;  // evicted first: read once
-  const int row = WEIGHT_ROW(at);
+  const int row = at / 16;  // the last axis of the map counts rows by sixteens
   if (SHARE == 1)
-    TO_BOTH(WEIGHT_DIMENSIONS, WEIGHT_PLACE);
+    TO_BOTH("5d", "{%2, 0, 0, 0, %3}");
   else
-    TO_ONE(WEIGHT_DIMENSIONS, WEIGHT_PLACE);
+    TO_ONE("5d", "{%2, 0, 0, 0, %3}");
 }
 
 // What wgmma is told of a matrix in a stage: its rows are 128 bytes, swizzled, eight to 1024 bytes.
@@ -171,7 +157,7 @@ struct Units {
 
   __device__ __forceinline__ Units(int tokens, int columns) {
     const int token_tiles = (tokens + TOKENS - 1) / TOKENS;
-    const int column_tiles = (columns + HALF - 1) / HALF;
+    const int column_tiles = (columns + COLUMNS - 1) / COLUMNS;
     rank = rank_in_cluster();
     deep = SHARE == 1 ? token_tiles / 2 : token_tiles;  // of the same columns
     count = deep * (SHARE == 2 ? column_tiles / 2 : column_tiles);
@@ -182,7 +168,7 @@ struct Units {
     return TOKENS * (SHARE == 1 ? unit % deep * 2 + rank : unit % deep);
   }
   __device__ int column(int unit) const {
-    return HALF * (SHARE == 2 ? unit / deep * 2 + rank : unit / deep);
+    return COLUMNS * (SHARE == 2 ? unit / deep * 2 + rank : unit / deep);
   }
 };
 
@@ -242,13 +228,11 @@ __device__ __forceinline__ void copy_all(
 // A tile's sums; `at` counts the chunks of all tiles.
 __device__ __forceinline__ void multiply(
     float (&gate)[SUMS], float (&up)[SUMS], const Ring& ring, int group, int chunks, int& at) {
-  const int x_offset = BY_TOKENS ? group * 64 * CHUNK * 2 : 0;
-  const int weight_offset = BY_TOKENS ? 0 : group * N * CHUNK * 2;
   for (int chunk = 0; chunk < chunks; chunk++, at++) {
     const int stage = at % STAGES;
-    const u64 x = described(ring.x(stage) + x_offset);
-    const u64 gate_rows = described(ring.gate(stage) + weight_offset);
-    const u64 up_rows = described(ring.up(stage) + weight_offset);
+    const u64 x = described(ring.x(stage) + group * ROWS * CHUNK * 2);
+    const u64 gate_rows = described(ring.gate(stage));
+    const u64 up_rows = described(ring.up(stage));
     await(ring.full(stage), at / STAGES & 1);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
@@ -272,42 +256,38 @@ __device__ __forceinline__ void multiply(
 __device__ __forceinline__ float active(float gate, float up) {
   return __fdividef(gate, 1.f + __expf(-gate)) * up;
 }
-__device__ __forceinline__ void put(bf16* to, const u32 (&pairs)[1]) { *(u32*)to = pairs[0]; }
-__device__ __forceinline__ void put(bf16* to, const u32 (&pairs)[2]) {
-  *(uint2*)to = make_uint2(pairs[0], pairs[1]);
-}
-
-// Of every eight columns a thread has sums of two, for a token and for the eighth after it.
+// wgmma gives a thread two columns of every eight, for a token and for the eighth after it. The
+// tensor map turns rows of the weight so that those of sixteen are four that lie together.
 __device__ __forceinline__ void store(const float (&gate)[SUMS], const float (&up)[SUMS], bf16* out,
                                       int tokens, int columns, int token, int column) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const int high = token + warp * 16 + lane / 4, low = high + 8;
 #pragma unroll
-  for (int block = 0; block < N / 8; block += RUN) {
-    u32 top[RUN], bottom[RUN];
+  for (int block = 0; block < COLUMNS / 8; block += 2) {
+    u32 top[2], bottom[2];
 #pragma unroll
-    for (int pair = 0; pair < RUN; pair++) {
+    for (int pair = 0; pair < 2; pair++) {
       const int i = 4 * (block + pair);
       top[pair] = packed(active(gate[i], up[i]), active(gate[i + 1], up[i + 1]));
       bottom[pair] = packed(active(gate[i + 2], up[i + 2]), active(gate[i + 3], up[i + 3]));
     }
-    const int at = column + 8 * block + 2 * RUN * (lane % 4);
-    if (at < columns && high < tokens) put(out + (long long)high * columns + at, top);
-    if (at < columns && low < tokens) put(out + (long long)low * columns + at, bottom);
+    const int at = column + 8 * block + 4 * (lane % 4);
+    bf16* to = out + (long long)high * columns + at;
+    bf16* below = out + (long long)low * columns + at;
+    if (at < columns && high < tokens) *(uint2*)to = make_uint2(top[0], top[1]);
+    if (at < columns && low < tokens) *(uint2*)below = make_uint2(bottom[0], bottom[1]);
   }
 }
 
 __device__ __forceinline__ void multiply_all(
     const Ring& ring, const Units& units, bf16* out, int tokens, int columns, int chunks) {
   const int group = threadIdx.x / 128 - 1;
-  const int token_offset = BY_TOKENS ? group * 64 : 0, column_offset = BY_TOKENS ? 0 : group * N;
   float gate[SUMS], up[SUMS];
   int at = 0;
   for (int unit = units.first; unit < units.count; unit += units.stride) {
     multiply(gate, up, ring, group, chunks, at);
-    const int token = units.token(unit) + token_offset;
-    const int column = units.column(unit) + column_offset;
-    store(gate, up, out, tokens, columns, token, column);
+    const int token = units.token(unit) + group * ROWS;
+    store(gate, up, out, tokens, columns, token, units.column(unit));
   }
 }
 

@@ -1,7 +1,8 @@
 """The first half of a feed-forward on Hopper, silu(x · gateᵀ) · (x · upᵀ), as one kernel in CUDA.
 
-`gated.cu` is the kernel. It pays where its tiles fill the device and few of their rows are padding
-(benchmarks/kernels.py); elsewhere the library's product and `pointwise.activate` are better.
+`gated.cu` is the kernel. It pays where its tiles fill the device, few of their rows are padding and
+there are two of them to a column (benchmarks/engine.md); elsewhere the library's product and
+`pointwise.activate` are as good or better.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from torch import Tensor
 
 from lopa.engine import cuda
 
+TOKENS = 128  # of a tile
 CHUNK = 64  # of the inner axis, that a stage holds
+STAGES = 4
 _THREADS = 384
 _COLUMNS = (144, 128, 112, 96)  # of a tile
 _ALIGNMENT = 1024  # bytes, of the stages
@@ -24,9 +27,7 @@ _ALIGNMENT = 1024  # bytes, of the stages
 class Plan(NamedTuple):
     """How a result of [tokens, columns] is cut into tiles, and who makes them."""
 
-    tokens: int  # of a tile
-    columns: int
-    stages: int
+    columns: int  # of a tile
     share: int  # 0: nothing, 1: weights by two tiles of tokens, 2: x by two tiles of columns
 
     @property
@@ -36,10 +37,10 @@ class Plan(NamedTuple):
     @property
     def shared(self) -> int:
         """Bytes of shared memory."""
-        return self.stages * (self.tokens + 2 * self.columns) * CHUNK * 2 + _ALIGNMENT
+        return STAGES * (TOKENS + 2 * self.columns) * CHUNK * 2 + _ALIGNMENT
 
     def tiles(self, tokens: int, columns: int) -> int:
-        return -(-tokens // self.tokens) * -(-columns // self.columns)
+        return -(-tokens // TOKENS) * -(-columns // self.columns)
 
     def blocks(self, tokens: int, columns: int, processors: int) -> int:
         """One a processor, in whole clusters, and none without a tile."""
@@ -51,16 +52,12 @@ class Plan(NamedTuple):
 
 def plan(tokens: int, columns: int, inner: int, processors: int) -> Plan | None:
     """None where the library is better."""
-    height, stages = (64, 5) if tokens <= 64 else (128, 4)
-    rows = -(-tokens // height)  # of tiles
-    if tokens < 1 or columns % 16 or inner % CHUNK or inner < stages * CHUNK:
+    rows = -(-tokens // TOKENS)  # of tiles
+    if rows < 2 or columns % 16 or inner % CHUNK or inner < STAGES * CHUNK:
         return None
-    if height == 128 and 8 * tokens < 7 * rows * height:  # more than an eighth is padding
+    if 8 * tokens < 7 * rows * TOKENS:  # more than an eighth is padding
         return None
-    plans = [
-        Plan(height, width, stages, _share(height, rows, -(-columns // width)))
-        for width in _COLUMNS
-    ]
+    plans = [Plan(width, _share(rows, -(-columns // width))) for width in _COLUMNS]
 
     def time(one: Plan) -> int:
         return one.waves(tokens, columns, processors) * one.columns
@@ -69,10 +66,8 @@ def plan(tokens: int, columns: int, inner: int, processors: int) -> Plan | None:
     return best if 10 * columns * rows >= 9 * time(best) * processors else None
 
 
-def _share(height: int, rows: int, columns: int) -> int:
+def _share(rows: int, columns: int) -> int:
     """What tiles in so many rows and columns share by pairs, none of which is left alone."""
-    if height == 64:  # and one row
-        return 0
     if rows % 2 == 0:
         return 1
     return 2 if columns % 2 == 0 else 0
@@ -99,12 +94,8 @@ def gated(x: Tensor, weight: Tensor) -> Tensor:
         raise ValueError(f"no plan for {list(x.shape)} by {list(weight.shape)}")
     (tokens, inner), columns = x.shape, len(weight) // 2
     out = x.new_empty(tokens, columns)
-    rows = made.tokens // 2 if made.share == 2 else made.tokens
-    x_map = cuda.TensorMap(x, (rows, CHUNK))
-    if made.tokens == 128:
-        weight_map = cuda.TensorMap(turned(weight), (made.columns // 16, 2, 4, 2, CHUNK))
-    else:
-        weight_map = cuda.TensorMap(weight, (made.columns, CHUNK))
+    x_map = cuda.TensorMap(x, (TOKENS // 2 if made.share == 2 else TOKENS, CHUNK))
+    weight_map = cuda.TensorMap(turned(weight), (made.columns // 16, 2, 4, 2, CHUNK))
     blocks = made.blocks(tokens, columns, _processors(x.device))
     _kernel(x.device, made).launch((blocks,), x_map, weight_map, out, tokens, columns, inner)
     return out
@@ -120,14 +111,8 @@ def turned(weight: Tensor) -> Tensor:
 
 def binary(made: Plan) -> cuda.Binary:
     source = files("lopa.engine.kernels").joinpath("gated.cu").read_text(encoding="utf-8")
-    width = made.columns if made.tokens == 128 else made.columns // 2
-    defines = {
-        "TOKENS": made.tokens,
-        "HALF": made.columns,
-        "STAGES": made.stages,
-        "SHARE": made.share,
-    }
-    return cuda.compiled("gated.cu", source, defines, {"mma.h": _mma(width)})
+    sizes = {"TOKENS": TOKENS, "COLUMNS": made.columns, "STAGES": STAGES, "SHARE": made.share}
+    return cuda.compiled("gated.cu", source, sizes, {"mma.h": _mma(made.columns)})
 
 
 def _mma(columns: int) -> str:
