@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,17 +16,22 @@ from lopa.engine import cuda
 
 SOURCE = '#include "factor.h"\nextern "C" __global__ void scale(float* x) { *x *= FACTOR + MORE; }'
 
+DEVICE = torch.device("cuda:1")
+
 
 class FakeDriver:
     """Hands its calls to `seen`, and fails those that it is told to."""
 
     def __init__(self, **statuses: int) -> None:
         self.statuses = statuses
+        self.device: torch.device | None = None  # the one that is current
         self.seen: dict[str, Any] = {}
+        self.devices: dict[str, torch.device | None] = {}
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         def call(*given: Any) -> int:
             self.seen[name] = given
+            self.devices[name] = self.device
             if name == "cuLaunchKernelEx":
                 self.launched(given[0]._obj, given[2])
             return self.statuses.get(name, 0)
@@ -46,15 +51,22 @@ class FakeDriver:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     driver = FakeDriver()
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        driver.device = device
+        yield
+        driver.device = None
+
     monkeypatch.setattr(cuda, "driver", lambda: driver)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "device", on)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=77))
     return driver
 
 
 def kernel() -> cuda.Kernel:
     binary = cuda.Binary(b"code", "")
-    return cuda.Kernel(torch.device("cuda"), binary, "scale", threads=384, shared=4096)
+    return cuda.Kernel(DEVICE, binary, "scale", threads=384, shared=4096)
 
 
 def test_compiles_for_hopper() -> None:
@@ -106,6 +118,7 @@ def test_a_kernel_gets_its_arguments(fake: FakeDriver) -> None:
     x = torch.zeros(4, 64, dtype=torch.bfloat16)
     box = cuda.TensorMap(x, (2, 64))
     kernel().launch((5, 2), x, None, -3, 0.5, box)
+    assert fake.devices["cuModuleLoadData"] == fake.devices["cuLaunchKernelEx"] == DEVICE
     assert fake.seen["cuFuncSetAttribute"][1:] == (8, 4096)
     assert fake.seen["cuModuleGetFunction"][2] == b"scale"
     assert fake.seen["values"] == ([x.data_ptr(), None, -3, 0.5], [box.address])

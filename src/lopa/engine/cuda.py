@@ -1,7 +1,7 @@
 """Kernels in CUDA: compiled at run time by NVRTC and launched through the driver, both by ctypes.
 
-For instructions of Hopper that Triton does not make good use of. Both libraries come with a torch
-for CUDA; `compiler` is None where NVRTC is missing after all.
+For instructions of Hopper that Triton does not make good use of. NVRTC comes with a torch for CUDA;
+`compiler` is None where it is missing after all.
 """
 
 from __future__ import annotations
@@ -137,12 +137,12 @@ def compiler() -> ctypes.CDLL | None:
     for path in _compilers():
         try:
             library = ctypes.CDLL(path)
+            # It asks for its other half by name. In a package of pip that lies beside it, where the
+            # loader does not look; but a library that is loaded is found by its name.
+            for half in Path(loaded("libnvrtc.so") or path).parent.glob("libnvrtc-builtins.so.*"):
+                ctypes.CDLL(str(half))
         except OSError:
             continue
-        # It asks for its other half by name. In a package of pip that lies beside it, where the
-        # loader does not look; but a library that is loaded is found by its name.
-        for half in Path(loaded("libnvrtc.so") or path).parent.glob("libnvrtc-builtins.so.*"):
-            ctypes.CDLL(str(half))
         return library
     return None
 
@@ -154,6 +154,8 @@ def driver() -> ctypes.CDLL:
 
 def loaded(name: str) -> str | None:
     """The path of a library that this process has loaded, if it is a file of its own."""
+    if not Path("/proc/self/maps").exists():  # not Linux
+        return None
     with open("/proc/self/maps", encoding="utf-8") as maps:
         paths = (line.rstrip("\n").split(maxsplit=5)[5] for line in maps if name in line)
         return next(paths, None)

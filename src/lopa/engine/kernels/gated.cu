@@ -9,12 +9,15 @@
 // warp copies by TMA what two groups of four warps multiply by wgmma, through a ring of STAGES. Each
 // group has half of the tokens.
 //
+// Blocks work in pairs, which share what they both need of one of the two matrices.
+//
 // Set by gated.py:
 //   TOKENS, COLUMNS  of a tile
+//   CHUNK            of the inner axis, that a stage holds: 128 bytes, a row of the swizzle
 //   STAGES           places in the ring
-//   SHARE            0: a block fetches all that it needs
-//                    1: pairs of blocks with the same columns share their weights
-//                    2: pairs of blocks with the same tokens share their part of x
+//   THREADS          of a block
+//   SHARE            1: the blocks of a pair have the same columns and share their weights
+//                    2: they have the same tokens and share their part of x
 
 #include "mma.h"  // by gated.py: mma, sums += x · weightᵀ, for a group's tokens and all columns
 
@@ -26,10 +29,9 @@ struct alignas(64) Map {  // CUtensorMap
   char bytes[128];
 };
 
-constexpr int CHUNK = 64;  // of the inner axis: 128 bytes, a row of the swizzle
 constexpr int ROWS = TOKENS / 2;     // of a group
 constexpr int SUMS = COLUMNS / 2;    // of a thread, of gate and of up
-constexpr int CLUSTER = SHARE ? 2 : 1;
+constexpr int PAIR = 2;              // blocks
 constexpr int X_BYTES = TOKENS * CHUNK * 2;
 constexpr int WEIGHT_BYTES = COLUMNS * CHUNK * 2;  // of gate, and of up
 constexpr int STAGE_BYTES = X_BYTES + 2 * WEIGHT_BYTES;
@@ -40,14 +42,21 @@ static_assert(ROWS == 64, "a wgmma has 64 rows");
 __device__ __forceinline__ u32 shared_at(const void* pointer) {
   return (u32)__cvta_generic_to_shared(pointer);
 }
-__device__ __forceinline__ u32 rank_in_cluster() {
-  u32 rank = 0;
-  if (CLUSTER > 1) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+__device__ __forceinline__ u32 rank_in_pair() {
+  u32 rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-__device__ __forceinline__ void wait_for_cluster() {
+// Until all threads of both blocks are there.
+__device__ __forceinline__ void meet() {
   asm volatile(
       "barrier.cluster.arrive.relaxed.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// The same, and all they did before is done: one may yet be arriving at a barrier of the other.
+__device__ __forceinline__ void part() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
       "barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void init(u32 barrier, u32 count) {
@@ -68,10 +77,7 @@ __device__ __forceinline__ void await(u32 barrier, u32 parity) {
       "r"(parity)
       : "memory");
 }
-__device__ __forceinline__ void arrive(u32 barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-// At the same barrier of a block of the cluster. Not .release.cluster: what was read was read by
+// At the same barrier of a block of the pair. Not .release.cluster: what was read was read by
 // wgmma, which is over, and nothing was written. It would be compiled to a memory barrier of the
 // whole device, in the inner loop, and cost a fifth of the speed.
 __device__ __forceinline__ void arrive_in(u32 block, u32 barrier) {
@@ -131,26 +137,23 @@ struct Ring {
   __device__ u32 full(int stage) const { return barriers + 8 * stage; }
   __device__ u32 empty(int stage) const { return barriers + 8 * (STAGES + stage); }
 
-  // A stage is full when its bytes have come, and empty when both groups are done with it, in a
-  // pair those of both blocks: each of them writes into the other's memory.
+  // A stage is full when its bytes have come, and empty when both groups of both blocks are done
+  // with it: each block writes into the other's memory.
   __device__ __forceinline__ void init_barriers() const {
     for (int stage = 0; stage < STAGES; stage++) {
       init(full(stage), 1);
-      init(empty(stage), 2 * CLUSTER);
+      init(empty(stage), 2 * PAIR);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __device__ __forceinline__ void release(int stage) const {  // by all threads of a group
     const int thread = threadIdx.x % 128;
-    if (thread >= CLUSTER) return;
-    if (SHARE)
-      arrive_in(thread, empty(stage));
-    else
-      arrive(empty(stage));
+    if (thread >= PAIR) return;
+    arrive_in(thread, empty(stage));
   }
 };
 
-// The tiles of this block. A unit is a tile, or the two of a pair of blocks. Units of the same
+// The tiles of this block. A unit is the two of a pair. Units of the same
 // columns follow one another, so that the weights are read from memory once.
 struct Units {
   int rank, deep, count, first, stride;
@@ -158,11 +161,11 @@ struct Units {
   __device__ __forceinline__ Units(int tokens, int columns) {
     const int token_tiles = (tokens + TOKENS - 1) / TOKENS;
     const int column_tiles = (columns + COLUMNS - 1) / COLUMNS;
-    rank = rank_in_cluster();
+    rank = rank_in_pair();
     deep = SHARE == 1 ? token_tiles / 2 : token_tiles;  // of the same columns
     count = deep * (SHARE == 2 ? column_tiles / 2 : column_tiles);
-    first = blockIdx.x / CLUSTER;
-    stride = gridDim.x / CLUSTER;
+    first = blockIdx.x / PAIR;
+    stride = gridDim.x / PAIR;
   }
   __device__ int token(int unit) const {
     return TOKENS * (SHARE == 1 ? unit % deep * 2 + rank : unit % deep);
@@ -291,7 +294,7 @@ __device__ __forceinline__ void multiply_all(
   }
 }
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
+extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(THREADS, 1)
     gated(const __grid_constant__ Map x_map, const __grid_constant__ Map weight_map, bf16* out,
           int tokens, int columns, int inner) {
   extern __shared__ char memory[];
@@ -300,13 +303,10 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
   const Units units(tokens, columns);
   const int chunks = inner / CHUNK;
   if (threadIdx.x == 0) ring.init_barriers();
-  if (SHARE)
-    wait_for_cluster();
-  else
-    __syncthreads();
-  // The kernel after this one may take the place of blocks that are done; it waits for the rest.
+  meet();
+  // A kernel that is launched as this one is may begin where blocks are done; it waits for the rest.
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-  // The sums of a thread that multiplies do not fit in its share of the registers, 65536 / 384:
+  // The sums of a thread that multiplies do not fit in its share of the registers, 65536 / THREADS:
   // it gets those that a thread that copies has no use for.
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -317,5 +317,6 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     multiply_all(ring, units, out, tokens, columns, chunks);
   }
-  if (SHARE) wait_for_cluster();  // the other block may yet arrive at a barrier of this one
+  __syncwarp();
+  part();
 }

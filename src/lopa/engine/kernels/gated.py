@@ -1,12 +1,13 @@
 """The first half of a feed-forward on Hopper, silu(x · gateᵀ) · (x · upᵀ), as one kernel in CUDA.
 
 `gated.cu` is the kernel. It pays where its tiles fill the device, few of their rows are padding and
-there are two of them to a column (benchmarks/engine.md); elsewhere the library's product and
-`pointwise.activate` are as good or better.
+at least two of them have the same columns (benchmarks/engine.md); elsewhere the library's product
+and `pointwise.activate` are as good or better.
 """
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
@@ -17,10 +18,11 @@ from torch import Tensor
 from lopa.engine import cuda
 
 TOKENS = 128  # of a tile
+PAIR = 2  # blocks, which share what they both need
 CHUNK = 64  # of the inner axis, that a stage holds
 STAGES = 4
 _THREADS = 384
-_COLUMNS = (144, 128, 112, 96)  # of a tile
+_COLUMNS = (144, 128, 96)  # of a tile: what has been checked on a GPU
 _ALIGNMENT = 1024  # bytes, of the stages
 
 
@@ -28,11 +30,9 @@ class Plan(NamedTuple):
     """How a result of [tokens, columns] is cut into tiles, and who makes them."""
 
     columns: int  # of a tile
-    share: int  # 0: nothing, 1: weights by two tiles of tokens, 2: x by two tiles of columns
-
-    @property
-    def cluster(self) -> int:
-        return 2 if self.share else 1
+    share: (
+        int  # by the blocks of a pair, 1: weights, of two tiles of tokens; 2: x, of two of columns
+    )
 
     @property
     def shared(self) -> int:
@@ -43,8 +43,8 @@ class Plan(NamedTuple):
         return -(-tokens // TOKENS) * -(-columns // self.columns)
 
     def blocks(self, tokens: int, columns: int, processors: int) -> int:
-        """One a processor, in whole clusters, and none without a tile."""
-        return min(self.tiles(tokens, columns), processors // self.cluster * self.cluster)
+        """One a processor, in whole pairs, and none without a tile."""
+        return min(self.tiles(tokens, columns), processors // PAIR * PAIR)
 
     def waves(self, tokens: int, columns: int, processors: int) -> int:
         return -(-self.tiles(tokens, columns) // self.blocks(tokens, columns, processors))
@@ -57,30 +57,31 @@ def plan(tokens: int, columns: int, inner: int, processors: int) -> Plan | None:
         return None
     if 8 * tokens < 7 * rows * TOKENS:  # more than an eighth is padding
         return None
-    plans = [Plan(width, _share(rows, -(-columns // width))) for width in _COLUMNS]
+    # No tile is left without another that it shares with.
+    plans = [
+        Plan(width, 2 if rows % 2 else 1)
+        for width in _COLUMNS
+        if not rows % 2 or not -(-columns // width) % 2
+    ]
 
     def time(one: Plan) -> int:
         return one.waves(tokens, columns, processors) * one.columns
 
-    best = min(plans, key=time)
-    return best if 10 * columns * rows >= 9 * time(best) * processors else None
-
-
-def _share(rows: int, columns: int) -> int:
-    """What tiles in so many rows and columns share by pairs, none of which is left alone."""
-    if rows % 2 == 0:
-        return 1
-    return 2 if columns % 2 == 0 else 0
+    best = min(plans, key=time, default=None)
+    if best is None or 10 * columns * rows < 9 * time(best) * processors:
+        return None
+    return best
 
 
 def suits(x: Tensor, weight: Tensor) -> bool:
     """Whether `gated` takes them, and is worth it."""
     return (
-        _available(x.device)
+        available(x.device)
         and x.dtype is weight.dtype is torch.bfloat16
         and x.is_contiguous()
         and weight.is_contiguous()
-        and _plan_of(x, weight) is not None
+        and (made := _plan_of(x, weight)) is not None
+        and _kernel(x.device, made) is not None
     )
 
 
@@ -90,14 +91,15 @@ def gated(x: Tensor, weight: Tensor) -> Tensor:
     The weight is read while the kernel before this one is at work, which must not write it.
     """
     made = _plan_of(x, weight)
-    if made is None:
-        raise ValueError(f"no plan for {list(x.shape)} by {list(weight.shape)}")
+    kernel = made and _kernel(x.device, made)
+    if made is None or kernel is None:
+        raise ValueError(f"no kernel for {list(x.shape)} by {list(weight.shape)}")
     (tokens, inner), columns = x.shape, len(weight) // 2
     out = x.new_empty(tokens, columns)
     x_map = cuda.TensorMap(x, (TOKENS // 2 if made.share == 2 else TOKENS, CHUNK))
     weight_map = cuda.TensorMap(turned(weight), (made.columns // 16, 2, 4, 2, CHUNK))
     blocks = made.blocks(tokens, columns, _processors(x.device))
-    _kernel(x.device, made).launch((blocks,), x_map, weight_map, out, tokens, columns, inner)
+    kernel.launch((blocks,), x_map, weight_map, out, tokens, columns, inner)
     return out
 
 
@@ -111,7 +113,14 @@ def turned(weight: Tensor) -> Tensor:
 
 def binary(made: Plan) -> cuda.Binary:
     source = files("lopa.engine.kernels").joinpath("gated.cu").read_text(encoding="utf-8")
-    sizes = {"TOKENS": TOKENS, "COLUMNS": made.columns, "STAGES": STAGES, "SHARE": made.share}
+    sizes = {
+        "TOKENS": TOKENS,
+        "COLUMNS": made.columns,
+        "CHUNK": CHUNK,
+        "STAGES": STAGES,
+        "THREADS": _THREADS,
+        "SHARE": made.share,
+    }
     return cuda.compiled("gated.cu", source, sizes, {"mma.h": _mma(made.columns)})
 
 
@@ -140,7 +149,7 @@ def _plan_of(x: Tensor, weight: Tensor) -> Plan | None:
 
 
 @cache
-def _available(device: torch.device) -> bool:
+def available(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.cuda is None:
         return False
     return torch.cuda.get_device_capability(device) == cuda.CAPABILITY and bool(cuda.compiler())
@@ -152,5 +161,10 @@ def _processors(device: torch.device) -> int:
 
 
 @cache
-def _kernel(device: torch.device, made: Plan) -> cuda.Kernel:
-    return cuda.Kernel(device, binary(made), "gated", threads=_THREADS, shared=made.shared)
+def _kernel(device: torch.device, made: Plan) -> cuda.Kernel | None:
+    """None where it cannot be made, which is told: a round does without it."""
+    try:
+        return cuda.Kernel(device, binary(made), "gated", threads=_THREADS, shared=made.shared)
+    except RuntimeError as error:
+        warnings.warn(f"gate and up go by the library, a little slower: {error}", stacklevel=2)
+        return None
