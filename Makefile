@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What is imported is compiled then: to compile all that is installed takes a minute.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 READY := $(VENV)/.ready
 BROWSER_READY := $(VENV)/.browser-ready
 
@@ -35,7 +37,7 @@ test-ray: $(VENV)/.ray
 	$(BIN)/python -m pytest tests/serving/test_ray.py -m ray
 
 $(VENV)/.ray: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev,ray]'
+	$(INSTALL) --no-build-isolation --editable '.[dev,ray]'
 	touch $@
 
 # lm-evaluation-harness and EvalPlus on local files.
@@ -45,8 +47,8 @@ test-harness: $(VENV)/.harness
 # EvalPlus without its clients of paid services, which want an older protobuf than Ray has.
 EVALPLUS_NEEDS := appdirs fire multipledispatch psutil tempdir termcolor tree-sitter tree-sitter-python wget
 $(VENV)/.harness: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev,harness]' $(EVALPLUS_NEEDS)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps evalplus
+	$(INSTALL) --no-build-isolation --editable '.[dev,harness]' $(EVALPLUS_NEEDS)
+	$(INSTALL) --no-deps evalplus
 	touch $@
 
 # Known vulnerabilities of the versions in use, where PyPI can be asked.
@@ -70,12 +72,12 @@ lint: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lopa needs Python 3.11 or newer: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt 'setuptools>=77' torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	$(INSTALL) 'setuptools>=77' torch
+	$(INSTALL) --no-build-isolation --editable '.[dev]'
 	touch $@
 
 $(BROWSER_READY): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev,browser]'
+	$(INSTALL) --no-build-isolation --editable '.[dev,browser]'
 	touch $@
 
 clean:

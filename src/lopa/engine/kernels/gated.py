@@ -30,9 +30,7 @@ class Plan(NamedTuple):
     """How a result of [tokens, columns] is cut into tiles, and who makes them."""
 
     columns: int  # of a tile
-    share: (
-        int  # by the blocks of a pair, 1: weights, of two tiles of tokens; 2: x, of two of columns
-    )
+    share: int  # by a pair, 1: weights, of two tiles of tokens; 2: x, of two tiles of columns
 
     @property
     def shared(self) -> int:
