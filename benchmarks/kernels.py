@@ -164,8 +164,7 @@ def check_gated(device: Any) -> dict[str, float]:
         for tokens in (225, 256, 380, 384, 500, 512, 640, 1024):
             x = torch.randn(tokens, inner, device=device).bfloat16()
             if not suits(x, weight):
-                found[f"gated, {tokens} tokens, {columns} columns: not suited"] = 1.0
-                continue
+                continue  # another number of processors has other sizes
             gate, up = F.linear(x.float(), weight.float()).chunk(2, dim=1)
             plain = F.silu(gate) * up
             # The result takes the place of this, so that what is not written is seen.
@@ -180,7 +179,7 @@ def check_gated(device: Any) -> dict[str, float]:
                 return gated(given, weight)
 
             found[f"{name}: differing"] = float(differing(just_made, first))
-    return found
+    return found or {"gated: nothing that suits": float("nan")}
 
 
 def differing(work: Callable[[], Tensor], first: Tensor) -> int:

@@ -40,10 +40,10 @@ class FakeDriver:
 
     def launched(self, config: Any, pointers: Any) -> None:
         """While it is launched, what it points to is there."""
-        kinds = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+        kinds = ctypes.c_void_p, ctypes.c_int
         values = [kind.from_address(p).value for kind, p in zip(kinds, pointers, strict=False)]
         attribute = config.attributes[0]
-        self.seen["values"] = values, list(pointers)[4:]
+        self.seen["values"] = values, list(pointers)[2:]
         self.seen["config"] = list(config.grid), list(config.block), config.shared, config.stream
         self.seen["attributes"] = config.count, attribute.id, attribute.value[0]
 
@@ -117,11 +117,11 @@ def test_what_is_loaded() -> None:
 def test_a_kernel_gets_its_arguments(fake: FakeDriver) -> None:
     x = torch.zeros(4, 64, dtype=torch.bfloat16)
     box = cuda.TensorMap(x, (2, 64))
-    kernel().launch((5, 2), x, None, -3, 0.5, box)
+    kernel().launch((5, 2), x, -3, box)
     assert fake.devices["cuModuleLoadData"] == fake.devices["cuLaunchKernelEx"] == DEVICE
     assert fake.seen["cuFuncSetAttribute"][1:] == (8, 4096)
     assert fake.seen["cuModuleGetFunction"][2] == b"scale"
-    assert fake.seen["values"] == ([x.data_ptr(), None, -3, 0.5], [box.address])
+    assert fake.seen["values"] == ([x.data_ptr(), -3], [box.address])
     assert fake.seen["config"] == ([5, 2, 1], [384, 1, 1], 4096, 77)
     assert fake.seen["attributes"] == (1, 6, 1)
 

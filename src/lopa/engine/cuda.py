@@ -47,7 +47,7 @@ def compiled(
     names, texts = _texts(headers or {}), _texts((headers or {}).values())
     program = ctypes.c_void_p()
     given = ctypes.byref(program), source.encode(), name.encode(), len(names), texts, names
-    _call(library, "nvrtcCreateProgram", *given)
+    call(library, "nvrtcCreateProgram", *given)
     try:
         status = library.nvrtcCompileProgram(program, len(options), _texts(options))
         log = _result(library, "ProgramLog", program).rstrip(b"\0").decode()
@@ -69,7 +69,7 @@ class TensorMap:
         self._room = ctypes.create_string_buffer(128 + 63)
         self.address = -(-ctypes.addressof(self._room) // 64) * 64
         rank = view.dim()  # of axes, from here on the dense one first
-        _call(
+        call(
             driver(),
             "cuTensorMapEncodeTiled",
             *(ctypes.c_void_p(self.address), _BFLOAT16, rank, ctypes.c_void_p(view.data_ptr())),
@@ -90,12 +90,12 @@ class Kernel:
         self.device, self.threads, self.shared = device, threads, shared
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         with torch.cuda.device(device):
-            _call(driver(), "cuModuleLoadData", ctypes.byref(self._module), binary.code)
+            call(driver(), "cuModuleLoadData", ctypes.byref(self._module), binary.code)
             found = ctypes.byref(self._function), self._module, name.encode()
-            _call(driver(), "cuModuleGetFunction", *found)
-            _call(driver(), "cuFuncSetAttribute", self._function, _MAX_DYNAMIC_SHARED, shared)
+            call(driver(), "cuModuleGetFunction", *found)
+            call(driver(), "cuFuncSetAttribute", self._function, _MAX_DYNAMIC_SHARED, shared)
 
-    def launch(self, grid: Sequence[int], *arguments: TensorMap | Tensor | float | None) -> None:
+    def launch(self, grid: Sequence[int], *arguments: TensorMap | Tensor | int) -> None:
         """On torch's current stream, or into the graph that it captures.
 
         It starts when the kernel before it comes to its end: it must execute griddepcontrol.wait
@@ -114,7 +114,7 @@ class Kernel:
                 1,
             )
             given = ctypes.byref(config), self._function, pointers, None
-            _call(driver(), "cuLaunchKernelEx", *given)
+            call(driver(), "cuLaunchKernelEx", *given)
 
 
 class _Attribute(ctypes.Structure):
@@ -194,14 +194,10 @@ def _value(argument: object) -> Any:
             return argument
         case Tensor():
             return ctypes.c_void_p(argument.data_ptr())
-        case None:
-            return ctypes.c_void_p(None)
         case int() if -(2**31) <= argument < 2**31:
             return ctypes.c_int(argument)
         case int():
             raise ValueError(f"a kernel takes integers of 32 bits: {argument}")
-        case float():
-            return ctypes.c_float(argument)
     raise TypeError(f"a kernel takes no {type(argument).__name__}")
 
 
@@ -217,13 +213,13 @@ def _texts(texts: Any) -> Any:
 
 def _result(library: ctypes.CDLL, name: str, program: ctypes.c_void_p) -> bytes:
     size = ctypes.c_size_t()
-    _call(library, f"nvrtcGet{name}Size", program, ctypes.byref(size))
+    call(library, f"nvrtcGet{name}Size", program, ctypes.byref(size))
     result = ctypes.create_string_buffer(size.value)
-    _call(library, f"nvrtcGet{name}", program, result)
+    call(library, f"nvrtcGet{name}", program, result)
     return result.raw
 
 
-def _call(library: ctypes.CDLL, name: str, *given: Any) -> None:
+def call(library: ctypes.CDLL, name: str, *given: Any) -> None:
     status = getattr(library, name)(*given)
     if status:
         raise RuntimeError(f"{name} failed with status {status}")

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lopa.engine.cuda import loaded
+from lopa.engine.cuda import call, loaded
 
 WORKSPACE = 64 << 20  # bytes, which algorithms that split the inner axis need
 
@@ -159,9 +159,7 @@ class Library:
         self._call("MatmulDescSetAttribute", what, attribute, ctypes.byref(value), size)
 
     def _call(self, name: str, *given: Any) -> None:
-        code = getattr(self._calls, f"cublasLt{name}")(*given)
-        if code:
-            raise RuntimeError(f"cublasLt{name} failed with status {code}")
+        call(self._calls, f"cublasLt{name}", *given)
 
 
 class Products:
