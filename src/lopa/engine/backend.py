@@ -35,6 +35,14 @@ def choose_step(name: str, config: ModelConfig, device: torch.device) -> MakeSte
     return FusedStep
 
 
+def prepare(model: Transformer, step: MakeStep) -> None:
+    """Weights as the step reads them fastest. Before memory is shared out: some are kept twice."""
+    if not isinstance(step, partial):  # plain torch
+        from lopa.engine.packed import pack
+
+        pack(model)
+
+
 def _no_triton(config: ModelConfig, device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"needs a CUDA device, and this one is {device}"

@@ -20,7 +20,7 @@ ARCHITECTURE = "sm_90a"
 CAPABILITY = (9, 0)  # of devices that run it
 
 # Of cuda.h
-_MAX_DYNAMIC_SHARED = 8
+_REGISTERS, _MAX_DYNAMIC_SHARED = 4, 8  # attributes of a function
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _BFLOAT16, _NO_INTERLEAVE, _SWIZZLE_128, _L2_PROMOTION_256, _ZEROS_OUTSIDE = 9, 0, 3, 3, 0
 _MOST_AXES, _LARGEST_BOX, _SWIZZLED = 5, 256, 128  # the last in bytes
@@ -94,6 +94,13 @@ class Kernel:
             found = ctypes.byref(self._function), self._module, name.encode()
             call(driver(), "cuModuleGetFunction", *found)
             call(driver(), "cuFuncSetAttribute", self._function, _MAX_DYNAMIC_SHARED, shared)
+
+    @property
+    def registers(self) -> int:
+        """That a thread is launched with."""
+        found = ctypes.c_int()
+        call(driver(), "cuFuncGetAttribute", ctypes.byref(found), _REGISTERS, self._function)
+        return found.value
 
     def launch(self, grid: Sequence[int], *arguments: TensorMap | Tensor | int) -> None:
         """On torch's current stream, or into the graph that it captures.

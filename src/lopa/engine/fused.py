@@ -26,6 +26,7 @@ from lopa.engine.kernels.confidence import confidence
 from lopa.engine.kernels.gated import gated, suits
 from lopa.engine.kernels.moves import Moves, Staged, gather, settle
 from lopa.engine.layout import Body, BodySizes, Head, HeadSizes
+from lopa.engine.packed import PackedLinear
 from lopa.engine.pages import PAGE, Pages, pages_for
 from lopa.engine.products import products_on
 from lopa.engine.quantize import QuantizedLinear
@@ -320,7 +321,10 @@ class FusedStep(Step):
         """[3, N] int32: token, and the bits of max_prob and ranking."""
         out = torch.empty(3, sizes.wanted, dtype=torch.int32, device=self.device)
         wanted = gather(self._hidden_rows, self.carry, inputs.wanted_from)
-        logits = self._products(wanted, self.model.head_weight)
+        if self.model.config.tied_head:
+            logits = self._products(wanted, self.model.head_weight)
+        else:
+            logits = self._product(self.model.head, wanted)
         confidence(
             logits,
             inputs.settings,
@@ -398,15 +402,21 @@ class FusedStep(Step):
         yield h
 
     def _activated(self, feed_forward: FeedForward, h: Tensor | Scaled) -> Tensor | Scaled:
-        kind, weight = _kind(feed_forward.down), feed_forward.gate_up.weight
-        if kind is None and isinstance(h, Tensor) and suits(h, weight):
-            return gated(h, weight)
-        return pointwise.activate(self._product(feed_forward.gate_up, h), kind)
+        kind, gate_up = _kind(feed_forward.down), feed_forward.gate_up
+        if kind is None and isinstance(h, Tensor):
+            if isinstance(gate_up, PackedLinear) and gate_up.packed.suits(h):
+                return gate_up.packed(h)
+            if suits(h, gate_up.weight):
+                return gated(h, gate_up.weight)
+            return pointwise.activate(self._products(h, gate_up.weight), None)
+        return pointwise.activate(self._product(gate_up, h), kind)
 
     def _product(self, linear: torch.nn.Module, x: Tensor | Scaled) -> Tensor:
         if isinstance(x, Scaled):
             out: Tensor = linear(x)
             return out
+        if isinstance(linear, PackedLinear) and linear.packed.suits(x):
+            return linear.packed(x)
         return self._products(x, linear.weight, linear.bias)  # type: ignore[arg-type]
 
 

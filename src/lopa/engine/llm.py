@@ -15,7 +15,7 @@ from lopa.config import AttentionName, DecodeConfig
 from lopa.decoding.budget import RoundCost
 from lopa.decoding.decoder import Decoder
 from lopa.engine import calibration
-from lopa.engine.backend import choose_step
+from lopa.engine.backend import choose_step, prepare
 from lopa.engine.device import check_fits, choose_device, choose_dtype, default_cache_tokens
 from lopa.engine.engine import MAX_RUNNING, TOKEN_BUDGET, Engine
 from lopa.engine.paged import PagedRunner, Reuse
@@ -116,8 +116,9 @@ class LLM:
 
     def _make_runner(self, cache_tokens: int | None, reuse: Reuse, backend: str) -> Runner:
         self.model.config = self.config
-        tokens = cache_tokens or default_cache_tokens(self.config, self.device, self.dtype)
         step = choose_step(backend, self.config, self.device)
+        prepare(self.model, step)
+        tokens = cache_tokens or default_cache_tokens(self.config, self.device, self.dtype)
         return PagedRunner(self.model, tokens, reuse=reuse, step=step, warmup=self._warmup)
 
     def _make_session(self, decoder: Decoder, ids: Sequence[int], limit: int | None) -> Session:

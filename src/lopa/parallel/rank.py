@@ -11,7 +11,7 @@ import torch
 
 from lopa.decoding.budget import RoundCost
 from lopa.decoding.decoder import Decoder
-from lopa.engine.backend import choose_step
+from lopa.engine.backend import choose_step, prepare
 from lopa.engine.device import default_cache_tokens
 from lopa.engine.llm import LLM
 from lopa.engine.paged import PagedRunner, Reuse
@@ -121,6 +121,7 @@ class RankLLM(LLM):
         if mesh.tensors > 1 and backend == "auto":
             backend = "sdpa"
         step = choose_step(backend, config, device)
+        prepare(self.model, step)
         tokens = cache_tokens
         if tokens is None:
             tokens = default_cache_tokens(config, device, self.dtype)

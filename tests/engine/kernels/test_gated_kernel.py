@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lopa.engine import cuda, fused
 from lopa.engine.kernels import gated as module
+from lopa.engine.kernels import hopper
 from lopa.engine.kernels.gated import (
     PAIR,
     STAGES,
@@ -182,8 +183,8 @@ def bf16(*shape: int) -> Tensor:
 def test_what_suits(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = bf16(256, 3584), bf16(2 * 18944, 3584)
     assert not suits(x, weight)
-    monkeypatch.setattr(module, "available", lambda device: True)
-    monkeypatch.setattr(module, "_processors", lambda device: PROCESSORS)
+    monkeypatch.setattr(hopper, "available", lambda device: True)
+    monkeypatch.setattr(hopper, "processors", lambda device: PROCESSORS)
     made: list[Plan] = []
     monkeypatch.setattr(module, "_kernel", lambda device, plan: made.append(plan) or plan)
     assert suits(x, weight)
@@ -202,8 +203,8 @@ def test_where_it_cannot_be_made_the_library_does_it(monkeypatch: pytest.MonkeyP
     def refused(*given: object, **more: object) -> None:
         raise RuntimeError("cuModuleLoadData failed with status 209")
 
-    monkeypatch.setattr(module, "available", lambda device: True)
-    monkeypatch.setattr(module, "_processors", lambda device: PROCESSORS)
+    monkeypatch.setattr(hopper, "available", lambda device: True)
+    monkeypatch.setattr(hopper, "processors", lambda device: PROCESSORS)
     monkeypatch.setattr(cuda, "Kernel", refused)
     x, weight = bf16(256, 3584), bf16(2 * 18944, 3584)
     module._kernel.cache_clear()
@@ -219,7 +220,7 @@ def test_available_on_hopper_with_a_compiler(monkeypatch: pytest.MonkeyPatch) ->
     capability = (9, 0)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    available = module.available.__wrapped__
+    available = hopper.available.__wrapped__
     assert available(torch.device("cuda"))
     assert not available(torch.device("cpu"))
     capability = (10, 0)
@@ -240,7 +241,7 @@ def test_what_is_launched(
 ) -> None:
     launched: list[Any] = []
     kernel = SimpleNamespace(launch=lambda *given: launched.append(given))
-    monkeypatch.setattr(module, "_processors", lambda device: PROCESSORS)
+    monkeypatch.setattr(hopper, "processors", lambda device: PROCESSORS)
     monkeypatch.setattr(module, "_kernel", lambda device, made: kernel)
     monkeypatch.setattr(cuda, "TensorMap", lambda view, box: (tuple(view.shape), box))
     out = gated(bf16(tokens, 3584), bf16(37888, 3584))
@@ -264,7 +265,7 @@ def test_a_step_uses_it_where_nothing_is_quantised(monkeypatch: pytest.MonkeyPat
     torch.manual_seed(0)
     h = torch.randn(3, 16)
     gate_up, down = torch.nn.Linear(16, 48, bias=False), torch.nn.Linear(24, 16, bias=False)
-    step: Any = SimpleNamespace(_product=lambda linear, x: linear(x).detach())
+    step: Any = SimpleNamespace(_products=lambda x, weight: F.linear(x, weight).detach())
     plain: Any = SimpleNamespace(gate_up=gate_up, down=down)
     gate, up = gate_up(h).detach().chunk(2, dim=1)
     active: Any = fused.FusedStep._activated(step, plain, h)
@@ -273,6 +274,7 @@ def test_a_step_uses_it_where_nothing_is_quantised(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(fused, "suits", lambda x, weight: True)
     assert not fused.FusedStep._activated(step, plain, h).any()  # type: ignore[union-attr]
     assert asked[0] is gate_up.weight
+    step._product = lambda linear, x: linear(x).detach()
     quantised = SimpleNamespace(gate_up=gate_up, down=QuantizedLinear(down, torch.int8))
     assert fused.FusedStep._activated(step, quantised, h).values.any()  # type: ignore
     assert len(asked) == 1

@@ -19,15 +19,8 @@
 //   SHARE            1: the blocks of a pair have the same columns and share their weights
 //                    2: they have the same tokens and share their part of x
 
+#include "hopper.h"
 #include "mma.h"  // by gated.py: mma, sums += x · weightᵀ, for a group's tokens and all columns
-
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef unsigned short bf16;  // its bits
-
-struct alignas(64) Map {  // CUtensorMap
-  char bytes[128];
-};
 
 constexpr int ROWS = TOKENS / 2;     // of a group
 constexpr int SUMS = COLUMNS / 2;    // of a thread, of gate and of up
@@ -37,57 +30,7 @@ constexpr int WEIGHT_BYTES = COLUMNS * CHUNK * 2;  // of gate, and of up
 constexpr int STAGE_BYTES = X_BYTES + 2 * WEIGHT_BYTES;
 static_assert(ROWS == 64, "a wgmma has 64 rows");
 
-// -- instructions ---------------------------------------------------------------------------------
-
-__device__ __forceinline__ u32 shared_at(const void* pointer) {
-  return (u32)__cvta_generic_to_shared(pointer);
-}
-__device__ __forceinline__ u32 rank_in_pair() {
-  u32 rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-// Until all threads of both blocks are there.
-__device__ __forceinline__ void meet() {
-  asm volatile(
-      "barrier.cluster.arrive.relaxed.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// The same, and all they did before is done: one may yet be arriving at a barrier of the other.
-__device__ __forceinline__ void part() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void init(u32 barrier, u32 count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
-}
-__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void await(u32 barrier, u32 parity) {
-  asm volatile(
-      "{\n.reg .pred p;\n"
-      "AGAIN:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-      "@p bra DONE;\n"
-      "bra AGAIN;\n"
-      "DONE:\n}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-// At the same barrier of a block of the pair. Not .release.cluster: what was read was read by
-// wgmma, which is over, and nothing was written. It would be compiled to a memory barrier of the
-// whole device, in the inner loop, and cost a fifth of the speed.
-__device__ __forceinline__ void arrive_in(u32 block, u32 barrier) {
-  asm volatile(
-      "{\n.reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
-      "r"(block)
-      : "memory");
-}
+// -- copies ---------------------------------------------------------------------------------------
 
 // A box from memory into a stage: of this block, or at the same place of both blocks of a pair.
 #define COPY(DIMENSIONS, PLACE, BOTH, MASK)                                                  \
@@ -114,16 +57,6 @@ __device__ __forceinline__ void copy_weight(u32 to, const Map* map, int k, int a
     TO_BOTH("5d", "{%2, 0, 0, 0, %3}");
   else
     TO_ONE("5d", "{%2, 0, 0, 0, %3}");
-}
-
-// What wgmma is told of a matrix in a stage: its rows are 128 bytes, swizzled, eight to 1024 bytes.
-__device__ __forceinline__ u64 described(u32 at) {
-  return (u64)((at & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
-}
-__device__ __forceinline__ u32 packed(float low, float high) {  // two bf16
-  u32 both;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
 }
 
 // -- what is shared by those that copy and those that multiply ------------------------------------
@@ -161,7 +94,7 @@ struct Units {
   __device__ __forceinline__ Units(int tokens, int columns) {
     const int token_tiles = (tokens + TOKENS - 1) / TOKENS;
     const int column_tiles = (columns + COLUMNS - 1) / COLUMNS;
-    rank = rank_in_pair();
+    rank = rank_in_cluster();
     deep = SHARE == 1 ? token_tiles / 2 : token_tiles;  // of the same columns
     count = deep * (SHARE == 2 ? column_tiles / 2 : column_tiles);
     first = blockIdx.x / PAIR;
@@ -271,8 +204,8 @@ __device__ __forceinline__ void store(const float (&gate)[SUMS], const float (&u
 #pragma unroll
     for (int pair = 0; pair < 2; pair++) {
       const int i = 4 * (block + pair);
-      top[pair] = packed(active(gate[i], up[i]), active(gate[i + 1], up[i + 1]));
-      bottom[pair] = packed(active(gate[i + 2], up[i + 2]), active(gate[i + 3], up[i + 3]));
+      top[pair] = bf16_pair(active(gate[i], up[i]), active(gate[i + 1], up[i + 1]));
+      bottom[pair] = bf16_pair(active(gate[i + 2], up[i + 2]), active(gate[i + 3], up[i + 3]));
     }
     const int at = column + 8 * block + 4 * (lane % 4);
     bf16* to = out + (long long)high * columns + at;

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
-from importlib.resources import files
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lopa.engine import cuda
+from lopa.engine.kernels import hopper
 
 TOKENS = 128  # of a tile
 PAIR = 2  # blocks, which share what they both need
@@ -74,7 +74,7 @@ def plan(tokens: int, columns: int, inner: int, processors: int) -> Plan | None:
 def suits(x: Tensor, weight: Tensor) -> bool:
     """Whether `gated` takes them, and is worth it."""
     return (
-        available(x.device)
+        hopper.available(x.device)
         and x.dtype is weight.dtype is torch.bfloat16
         and x.is_contiguous()
         and weight.is_contiguous()
@@ -96,7 +96,7 @@ def gated(x: Tensor, weight: Tensor) -> Tensor:
     out = x.new_empty(tokens, columns)
     x_map = cuda.TensorMap(x, (TOKENS // 2 if made.share == 2 else TOKENS, CHUNK))
     weight_map = cuda.TensorMap(turned(weight), (made.columns // 16, 2, 4, 2, CHUNK))
-    blocks = made.blocks(tokens, columns, _processors(x.device))
+    blocks = made.blocks(tokens, columns, hopper.processors(x.device))
     kernel.launch((blocks,), x_map, weight_map, out, tokens, columns, inner)
     return out
 
@@ -110,7 +110,6 @@ def turned(weight: Tensor) -> Tensor:
 
 
 def binary(made: Plan) -> cuda.Binary:
-    source = files("lopa.engine.kernels").joinpath("gated.cu").read_text(encoding="utf-8")
     sizes = {
         "TOKENS": TOKENS,
         "COLUMNS": made.columns,
@@ -119,7 +118,7 @@ def binary(made: Plan) -> cuda.Binary:
         "THREADS": _THREADS,
         "SHARE": made.share,
     }
-    return cuda.compiled("gated.cu", source, sizes, {"mma.h": _mma(made.columns)})
+    return hopper.compiled("gated.cu", sizes, _mma(made.columns))
 
 
 def _mma(columns: int) -> str:
@@ -143,19 +142,7 @@ __device__ __forceinline__ void mma(
 
 def _plan_of(x: Tensor, weight: Tensor) -> Plan | None:
     tokens, inner = x.shape
-    return plan(tokens, len(weight) // 2, inner, _processors(x.device))
-
-
-@cache
-def available(device: torch.device) -> bool:
-    if device.type != "cuda" or torch.version.cuda is None:
-        return False
-    return torch.cuda.get_device_capability(device) == cuda.CAPABILITY and bool(cuda.compiler())
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return plan(tokens, len(weight) // 2, inner, hopper.processors(x.device))
 
 
 @cache
