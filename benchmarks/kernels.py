@@ -193,12 +193,16 @@ def check_packed(device: Any) -> dict[str, float]:
     found: dict[str, float] = {}
     shapes = {"gate_up": (37888, 3584), "down": (3584, 18944), "head": (152064, 3584)}
     shapes |= {"gate_up of LLaDA": (24576, 4096), "down of LLaDA": (4096, 12288)}
+    shapes |= {"gate_up, split": (19456, 2560)}
     for name, (rows, inner) in shapes.items():
         gated = name.startswith("gate_up")
         weight = (0.02 * torch.randn(rows, inner, device=device)).bfloat16()
-        weight[::7, ::97] *= 2.0**-20
-        weight[5::64, 3::256] = 0
-        weight[6::64, 130::256] *= 300
+        # Out of reach: in every record some, large, small and zero, in all of its places.
+        for scale in (2.0**-20, 0.0, 2.0**9):
+            at = torch.randint(16 * 64, (rows // 16, inner // 64, 1), device=device)
+            blocks = weight.view(rows // 16, 16, inner // 64, 64).transpose(1, 2).flatten(2)
+            blocks.scatter_(2, at, scale * blocks.gather(2, at))
+            weight = blocks.unflatten(2, (16, 64)).transpose(1, 2).reshape(rows, inner)
         made = packed(weight, gated=gated)
         if made is None:
             found[f"packed {name}: nothing"] = float("nan")
@@ -209,11 +213,13 @@ def check_packed(device: Any) -> dict[str, float]:
             if gated:
                 gate, up = plain.chunk(2, dim=1)
                 plain = F.silu(gate) * up
+            # The result takes the place of this, so that what is not written is seen.
             torch.full((tokens, made.columns), torch.nan, device=device, dtype=torch.bfloat16)
             first = made(x)
             found[f"packed {name}, {tokens} tokens"] = error(first, plain)
 
             def just_made(x: Tensor = x, made: Packed = made) -> Tensor:
+                made(2 * x)  # leaves other sums where those of the next one are put
                 given = torch.full_like(x, torch.nan)
                 torch.mul(x, 1, out=given)
                 return made(given)
@@ -224,9 +230,20 @@ def check_packed(device: Any) -> dict[str, float]:
             impatient = Packed(
                 made.plan._replace(patience=patience), made.data, made.columns, inner
             )
-            found[f"packed {name}, patience {patience}: differing"] = float(
-                differing(partial(impatient, x), first)
-            )
+
+            def after_another(x: Tensor = x, impatient: Packed = impatient) -> Tensor:
+                impatient(2 * x)
+                return impatient(x)
+
+            others = differing(after_another, first)
+            found[f"packed {name}, patience {patience}: differing"] = float(others)
+        if not gated:  # the weight itself, column by column
+            wrong = 0
+            for k in range(0, inner, 64 * 7):
+                one = torch.zeros(64, inner, device=device, dtype=torch.bfloat16)
+                one[:, k : k + 64] = torch.eye(64, device=device)
+                wrong += int((weight[:, k : k + 64] != made(one).T).sum())
+            found[f"packed {name}: weights differing"] = float(wrong)
     return found
 
 
@@ -237,6 +254,8 @@ def differing(work: Callable[[], Tensor], first: Tensor) -> int:
         again = [work() for _ in range(20)]
     found = 0
     for _ in range(10):
+        for one in again:
+            one.fill_(torch.nan)  # so that what is not written is seen
         graph.replay()
         torch.cuda.synchronize()
         found += sum(not torch.equal(one, first) for one in again)
@@ -411,10 +430,11 @@ def times(llm: LLM, tokens: int, window: int, prefix: int) -> dict[str, float]:
             measure("gated", lambda i: gated(x, weights[i]))
         for name, given in (("gate_up", x), ("down", wide)):
             owned = [getattr(layer.feed_forward, name) for layer in layers]
-            if isinstance(owned[0], PackedLinear) and owned[0].packed.suits(given):
+            if all(isinstance(one, PackedLinear) and one.packed.suits(given) for one in owned):
                 measure(f"{name}, packed", lambda i, o=owned, g=given: o[i].packed(g))
-        if isinstance(llm.model.head, PackedLinear) and llm.model.head.packed.suits(x):
-            measure("head, packed", lambda i: llm.model.head.packed(x), 1)
+        head = getattr(llm.model, "head", None)
+        if isinstance(head, PackedLinear) and head.packed.suits(x):
+            measure("head, packed", lambda i: head.packed(x), 1)
     if kind is not None:
         measure("quantise", lambda i: pointwise.quantise(x, kind))
     width = (config.heads + 2 * config.kv_heads) * config.head_dim

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,9 +12,17 @@ from torch import Tensor
 
 from lopa import LLM
 from lopa.engine import backend, packed
+from lopa.engine import device as devices
+from lopa.engine import llm as llm_module
+from lopa.engine.attention import sdpa_batch
+from lopa.engine.fused import FusedStep
 from lopa.engine.packed import PackedLinear, pack
+from lopa.engine.pages import PAGE, pages_for, token_bytes
 from lopa.engine.quantize import quantize
+from lopa.engine.step import Step
 from lopa.models.transformer import Transformer
+
+PLENTY = 2**40  # bytes
 
 
 class Fake:
@@ -29,10 +38,9 @@ class Fake:
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every weight has a plan, and memory is plenty."""
+    """Every weight has one."""
     monkeypatch.setattr(packed, "planned", lambda weight, gated: "a plan")
     monkeypatch.setattr(packed, "packed", Fake.make)
-    monkeypatch.setattr(packed, "free_bytes", lambda device: 2**40)
 
 
 def model() -> Transformer:
@@ -58,7 +66,7 @@ def test_layers_without_bias(plans: None) -> None:
     this = model()
     before = {name: linear.weight for name, linear in kinds(this).items()}
     size = sum(parameter.numel() for parameter in this.parameters())
-    pack(this)
+    pack(this, PLENTY)
     assert packed_parts(this) == ["out", "gate_up", "down", "head"]
     for name, linear in kinds(this).items():
         assert linear.weight is before[name]
@@ -75,35 +83,55 @@ def test_not_what_is_quantised_or_cannot_be_told(plans: None) -> None:
     quantize(this, "int8")
     with torch.no_grad():
         this.head.weight[0, 0] = 0
-    pack(this)
+    pack(this, PLENTY)
     assert packed_parts(this) == []
 
 
-def test_all_of_them_or_none(plans: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_of_them_or_none(plans: None) -> None:
     this = model()
     size = 0
     for layer in this.layers:
         parts: Any = layer.attention.out, layer.feed_forward.gate_up, layer.feed_forward.down  # type: ignore
         size += sum(packed.packed_bytes(part.weight) for part in parts)
     size += packed.packed_bytes(this.head.weight)
-    monkeypatch.setattr(packed, "free_bytes", lambda device: 4 * size - 1)
-    pack(this)
+    pack(this, 4 * size - 1)
     assert packed_parts(this) == []
-    monkeypatch.setattr(packed, "free_bytes", lambda device: 4 * size)
-    pack(this)
+    pack(this, 4 * size)
     assert len(packed_parts(this)) == 4
 
 
 def test_no_plans_no_change() -> None:
     this = model()
-    pack(this)
+    pack(this, PLENTY)
     assert packed_parts(this) == []
 
 
 def test_only_for_a_step_that_takes_them(plans: None) -> None:
-    llm = LLM("dummy:dream-tiny", device="cpu", dtype="float32")  # by plain torch
-    assert packed_parts(llm.model) == []
-    from lopa.engine.fused import FusedStep
+    this = model()
+    backend.prepare(this, partial(Step, attention=sdpa_batch), PLENTY)
+    backend.prepare(this, Step, PLENTY)
+    assert packed_parts(this) == []
+    backend.prepare(this, partial(FusedStep, graphs=False), PLENTY)
+    assert len(packed_parts(this)) == 4
 
-    backend.prepare(llm.model, FusedStep)
-    assert len(packed_parts(llm.model)) == 4
+
+@pytest.mark.parametrize("cache_tokens", [None, 1000])
+def test_before_the_cache_has_its_memory(
+    cache_tokens: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was promised is left to it; else it takes a part of what packing has left."""
+    free = [10**6]
+    rooms: list[int] = []
+    monkeypatch.setattr(devices, "free_bytes", lambda device: free[0])
+
+    def noted(model: Transformer, step: object, room: int) -> None:
+        rooms.append(room)
+        free[0] = 10**5
+
+    monkeypatch.setattr(llm_module, "prepare", noted)
+    monkeypatch.setattr(llm_module, "check_fits", lambda *given: None)
+    llm = LLM("dummy:dream-tiny", device="cpu", dtype="float32", cache_tokens=cache_tokens)
+    each = token_bytes(llm.config, torch.float32)
+    assert rooms == [10**6 - (cache_tokens or 0) * each]
+    wanted = cache_tokens or 10**5 // 4 // each
+    assert llm.runner.room == pages_for(wanted) * PAGE

@@ -35,12 +35,13 @@ def choose_step(name: str, config: ModelConfig, device: torch.device) -> MakeSte
     return FusedStep
 
 
-def prepare(model: Transformer, step: MakeStep) -> None:
-    """Weights as the step reads them fastest. Before memory is shared out: some are kept twice."""
-    if not isinstance(step, partial):  # plain torch
+def prepare(model: Transformer, step: MakeStep, room: int) -> None:
+    """Weights as the step reads them fastest; some are kept twice, if there is room (bytes)."""
+    made = step.func if isinstance(step, partial) else step
+    if made is not Step:
         from lopa.engine.packed import pack
 
-        pack(model)
+        pack(model, room)
 
 
 def _no_triton(config: ModelConfig, device: torch.device) -> str | None:

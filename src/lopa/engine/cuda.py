@@ -94,13 +94,9 @@ class Kernel:
             found = ctypes.byref(self._function), self._module, name.encode()
             call(driver(), "cuModuleGetFunction", *found)
             call(driver(), "cuFuncSetAttribute", self._function, _MAX_DYNAMIC_SHARED, shared)
-
-    @property
-    def registers(self) -> int:
-        """That a thread is launched with."""
-        found = ctypes.c_int()
-        call(driver(), "cuFuncGetAttribute", ctypes.byref(found), _REGISTERS, self._function)
-        return found.value
+            count = ctypes.c_int()
+            call(driver(), "cuFuncGetAttribute", ctypes.byref(count), _REGISTERS, self._function)
+        self.registers = count.value  # that a thread is launched with
 
     def launch(self, grid: Sequence[int], *arguments: TensorMap | Tensor | int) -> None:
         """On torch's current stream, or into the graph that it captures.

@@ -89,3 +89,10 @@ def default_cache_tokens(config: ModelConfig, device: torch.device, dtype: torch
     if free is None:
         return wanted
     return max(PAGE, min(wanted, int(share * free) // token_bytes(config, dtype)))
+
+
+def room_beside_cache(
+    cache_tokens: int | None, config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> int:
+    """Bytes that a cache of so many tokens leaves; None: it will take what it finds."""
+    return (free_bytes(device) or 0) - (cache_tokens or 0) * token_bytes(config, dtype)

@@ -408,7 +408,6 @@ class FusedStep(Step):
                 return gate_up.packed(h)
             if suits(h, gate_up.weight):
                 return gated(h, gate_up.weight)
-            return pointwise.activate(self._products(h, gate_up.weight), None)
         return pointwise.activate(self._product(gate_up, h), kind)
 
     def _product(self, linear: torch.nn.Module, x: Tensor | Scaled) -> Tensor:

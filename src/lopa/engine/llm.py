@@ -16,7 +16,13 @@ from lopa.decoding.budget import RoundCost
 from lopa.decoding.decoder import Decoder
 from lopa.engine import calibration
 from lopa.engine.backend import choose_step, prepare
-from lopa.engine.device import check_fits, choose_device, choose_dtype, default_cache_tokens
+from lopa.engine.device import (
+    check_fits,
+    choose_device,
+    choose_dtype,
+    default_cache_tokens,
+    room_beside_cache,
+)
 from lopa.engine.engine import MAX_RUNNING, TOKEN_BUDGET, Engine
 from lopa.engine.paged import PagedRunner, Reuse
 from lopa.engine.quantize import check_quantize
@@ -117,7 +123,8 @@ class LLM:
     def _make_runner(self, cache_tokens: int | None, reuse: Reuse, backend: str) -> Runner:
         self.model.config = self.config
         step = choose_step(backend, self.config, self.device)
-        prepare(self.model, step)
+        room = room_beside_cache(cache_tokens, self.config, self.device, self.dtype)
+        prepare(self.model, step, room)
         tokens = cache_tokens or default_cache_tokens(self.config, self.device, self.dtype)
         return PagedRunner(self.model, tokens, reuse=reuse, step=step, warmup=self._warmup)
 

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from lopa.engine.device import free_bytes
 from lopa.engine.kernels.packed import Packed, packed, packed_bytes, planned
 from lopa.engine.quantize import PARTS, QuantizedLinear
 from lopa.models.transformer import Linear, Transformer
 
-_SHARE = 0.25  # of the memory that is left, at most
+_SHARE = 0.25  # of the room, at most
 
 
 class PackedLinear(Linear):
@@ -25,8 +24,8 @@ class PackedLinear(Linear):
         self.packed = made
 
 
-def pack(model: Transformer) -> None:
-    """Replace the linear layers that are read faster so, if there is room for all of them."""
+def pack(model: Transformer, room: int) -> None:
+    """Replace the linear layers that are read faster so, if a part of `room` holds all of them."""
     owners = [(getattr(layer, part), name) for layer in model.layers for part, name in PARTS]
     if not model.config.tied_head:
         owners.append((model, "head"))
@@ -36,8 +35,7 @@ def pack(model: Transformer) -> None:
         if _can_be(linear := getattr(owner, name), name)
     ]
     size = sum(packed_bytes(linear.weight) for *_, linear in chosen)
-    free = free_bytes(model.embedding.weight.device)
-    if not chosen or free is None or size > _SHARE * free:
+    if not chosen or size > _SHARE * room:
         return
     for owner, name, linear in chosen:
         if (made := packed(linear.weight, gated=_is_gated(name))) is not None:

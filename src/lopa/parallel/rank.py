@@ -12,7 +12,7 @@ import torch
 from lopa.decoding.budget import RoundCost
 from lopa.decoding.decoder import Decoder
 from lopa.engine.backend import choose_step, prepare
-from lopa.engine.device import default_cache_tokens
+from lopa.engine.device import default_cache_tokens, room_beside_cache
 from lopa.engine.llm import LLM
 from lopa.engine.paged import PagedRunner, Reuse
 from lopa.engine.quantize import quantize
@@ -121,7 +121,9 @@ class RankLLM(LLM):
         if mesh.tensors > 1 and backend == "auto":
             backend = "sdpa"
         step = choose_step(backend, config, device)
-        prepare(self.model, step)
+        # What there is room for must be the same everywhere: it decides how products are rounded.
+        room = room_beside_cache(cache_tokens, config, device, self.dtype)
+        prepare(self.model, step, mesh.least(room))
         tokens = cache_tokens
         if tokens is None:
             tokens = default_cache_tokens(config, device, self.dtype)

@@ -265,7 +265,7 @@ def test_a_step_uses_it_where_nothing_is_quantised(monkeypatch: pytest.MonkeyPat
     torch.manual_seed(0)
     h = torch.randn(3, 16)
     gate_up, down = torch.nn.Linear(16, 48, bias=False), torch.nn.Linear(24, 16, bias=False)
-    step: Any = SimpleNamespace(_products=lambda x, weight: F.linear(x, weight).detach())
+    step: Any = SimpleNamespace(_product=lambda linear, x: linear(x).detach())
     plain: Any = SimpleNamespace(gate_up=gate_up, down=down)
     gate, up = gate_up(h).detach().chunk(2, dim=1)
     active: Any = fused.FusedStep._activated(step, plain, h)
@@ -274,7 +274,6 @@ def test_a_step_uses_it_where_nothing_is_quantised(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(fused, "suits", lambda x, weight: True)
     assert not fused.FusedStep._activated(step, plain, h).any()  # type: ignore[union-attr]
     assert asked[0] is gate_up.weight
-    step._product = lambda linear, x: linear(x).detach()
     quantised = SimpleNamespace(gate_up=gate_up, down=QuantizedLinear(down, torch.int8))
     assert fused.FusedStep._activated(step, quantised, h).values.any()  # type: ignore
     assert len(asked) == 1

@@ -30,6 +30,37 @@ constexpr int WEIGHT_BYTES = COLUMNS * CHUNK * 2;  // of gate, and of up
 constexpr int STAGE_BYTES = X_BYTES + 2 * WEIGHT_BYTES;
 static_assert(ROWS == 64, "a wgmma has 64 rows");
 
+// -- pairs -----------------------------------------------------------------------------------------
+
+__device__ __forceinline__ u32 rank_in_pair() {
+  u32 rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// Until all threads of both blocks are there.
+__device__ __forceinline__ void meet() {
+  asm volatile(
+      "barrier.cluster.arrive.relaxed.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// The same, and all they did before is done: one may yet be arriving at a barrier of the other.
+__device__ __forceinline__ void part() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// At the same barrier of a block of the pair. Not .release.cluster: what was read was read by
+// wgmma, which is over, and nothing was written. It would be compiled to a memory barrier of the
+// whole device, in the inner loop, and cost a fifth of the speed.
+__device__ __forceinline__ void arrive_in(u32 block, u32 barrier) {
+  asm volatile(
+      "{\n.reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
+      "r"(block)
+      : "memory");
+}
+
 // -- copies ---------------------------------------------------------------------------------------
 
 // A box from memory into a stage: of this block, or at the same place of both blocks of a pair.
@@ -94,7 +125,7 @@ struct Units {
   __device__ __forceinline__ Units(int tokens, int columns) {
     const int token_tiles = (tokens + TOKENS - 1) / TOKENS;
     const int column_tiles = (columns + COLUMNS - 1) / COLUMNS;
-    rank = rank_in_cluster();
+    rank = rank_in_pair();
     deep = SHARE == 1 ? token_tiles / 2 : token_tiles;  // of the same columns
     count = deep * (SHARE == 2 ? column_tiles / 2 : column_tiles);
     first = blockIdx.x / PAIR;
@@ -189,9 +220,6 @@ __device__ __forceinline__ void multiply(
   }
 }
 
-__device__ __forceinline__ float active(float gate, float up) {
-  return __fdividef(gate, 1.f + __expf(-gate)) * up;
-}
 // wgmma gives a thread two columns of every eight, for a token and for the eighth after it. The
 // tensor map turns rows of the weight so that those of sixteen are four that lie together.
 __device__ __forceinline__ void store(const float (&gate)[SUMS], const float (&up)[SUMS], bf16* out,

@@ -11,23 +11,6 @@ struct alignas(64) Map {  // CUtensorMap
 __device__ __forceinline__ u32 shared_at(const void* pointer) {
   return (u32)__cvta_generic_to_shared(pointer);
 }
-__device__ __forceinline__ u32 rank_in_cluster() {
-  u32 rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-// Until all threads of all blocks of the cluster are there.
-__device__ __forceinline__ void meet() {
-  asm volatile(
-      "barrier.cluster.arrive.relaxed.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// The same, and all they did before is done: one may yet be arriving at a barrier of another.
-__device__ __forceinline__ void part() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
 __device__ __forceinline__ void init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
 }
@@ -46,17 +29,6 @@ __device__ __forceinline__ void await(u32 barrier, u32 parity) {
       "r"(parity)
       : "memory");
 }
-// At the same barrier of a block of the cluster. Not .release.cluster: what was read was read by
-// wgmma, which is over, and nothing was written. It would be compiled to a memory barrier of the
-// whole device, in the inner loop, and cost a fifth of the speed.
-__device__ __forceinline__ void arrive_in(u32 block, u32 barrier) {
-  asm volatile(
-      "{\n.reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
-      "r"(block)
-      : "memory");
-}
 
 // What wgmma is told of a matrix in a stage: its rows are 128 bytes, swizzled, eight to 1024 bytes.
 __device__ __forceinline__ u64 described(u32 at) {
@@ -66,4 +38,7 @@ __device__ __forceinline__ u32 bf16_pair(float low, float high) {  // two bf16
   u32 both;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   return both;
+}
+__device__ __forceinline__ float active(float gate, float up) {  // silu(gate) · up
+  return __fdividef(gate, 1.f + __expf(-gate)) * up;
 }

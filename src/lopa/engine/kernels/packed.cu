@@ -223,9 +223,6 @@ struct Result {
     else
       put(token, 8 * group + row, first, other);
   }
-  static __device__ __forceinline__ float active(float gate, float up) {
-    return __fdividef(gate, 1.f + __expf(-gate)) * up;
-  }
 };
 
 constexpr int EIGHTS = TOKENS / 8, PIECES = GROUPS * EIGHTS;  // of a unit; a float4 to each of a warp
@@ -242,11 +239,14 @@ __device__ __forceinline__ void workers_meet() {
 // Which parts of a unit's totals this block is to store, a bit each, once its own sums are where the
 // others find them; by one thread. As a rule its own one, when all blocks have arrived. But nothing
 // says that all of them are at work at the same time: who has waited for long leaves its part to the
-// last one to arrive. Either sees what the other wrote, or both do that part, and do the same.
+// last one to arrive. At least one of them sees what the other wrote; where both do, both store that
+// part, and the same bits.
 __device__ __forceinline__ u32 duties(u32* arrived, int part) {
   u32* left = arrived + 1;  // [SPLIT]
   __threadfence();
-  const u32 before = atomicAdd(arrived, 1);  // goes on from one launch to the next
+  // It goes on from one launch to the next, in whole SPLITs: else it would be out of step for ever
+  // once it has begun from 0 again.
+  const u32 before = atomicInc(arrived, ~0u / SPLIT * SPLIT - 1);
   __threadfence();
   const u32 target = (before / SPLIT + 1) * SPLIT;
   const auto complete = [&] {

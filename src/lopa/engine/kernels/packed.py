@@ -29,8 +29,8 @@ RECORD = ROWS * CHUNK * 12 // 8 + 4 + 4 * PATCHES  # bytes
 _REACH = 8  # values that three bits tell
 _BASES = 6  # that are tried: the highest that is good for the largest weight, and lower ones
 _MOST_GROUPS = 20  # of a unit: the sums of more do not fit in the registers
-_LEAST_GROUPS = 12  # of a unit: with fewer, more of x than of the weights would be read
-_MOST_SPLITS = 16
+_LEAST_GROUPS = 12  # of a unit: with 7 of them, which read more of x, Dream's down was slower
+_MOST_SPLITS = 8
 _LEAST_BYTES = 64 << 20  # of a weight in bf16: below it the library is as fast
 _SHARED = 227 * 1024 - 512  # bytes, less some for barriers
 _ALIGNMENT = 1024  # of the stages
@@ -112,7 +112,10 @@ def plan(rows: int, inner: int, processors: int, *, gated: bool) -> Plan | None:
 
 
 class Packed:
-    """A weight [rows, inner] by records. If gated: gate before up, activated in one go."""
+    """A weight [rows, inner] by records. If gated: gate before up, activated in one go.
+
+    The weight itself must not change from then on, and products by it are made one at a time.
+    """
 
     def __init__(self, made: Plan, data: Tensor, columns: int, inner: int) -> None:
         self.plan, self.data, self.columns, self.inner = made, data, columns, inner
@@ -165,7 +168,7 @@ def packed_bytes(weight: Tensor) -> int:
 
 def laid_out(weight: Tensor, made: Plan) -> Tensor | None:
     """[units, chunks, groups, RECORD] bytes; the last unit may have groups of nothing."""
-    groups = arranged(weight, gated=made.gated)
+    groups = arranged(weight, gated=made.gated)  # a view, copied piece by piece
     chunks = weight.shape[1] // CHUNK
     shape = made.units, chunks, made.groups, RECORD
     data = torch.zeros(shape, dtype=torch.uint8, device=weight.device)
@@ -181,23 +184,23 @@ def laid_out(weight: Tensor, made: Plan) -> Tensor | None:
 
 
 def arranged(weight: Tensor, *, gated: bool) -> Tensor:
-    """[rows, inner] → [groups, 16, inner], a group's rows as wgmma has them.
+    """[rows, inner] → [groups, 2, 8, inner], a group's rows as wgmma has them.
 
-    A thread has rows q and q + 8: 2q and 2q + 1 of the weight, or q of gate and of up.
+    A thread has q of either eight: 2q and 2q + 1 of the weight, or q of gate and of up.
     """
     if gated:
-        return weight.unflatten(0, (2, -1, 8)).transpose(0, 1).flatten(1, 2)
-    return weight.unflatten(0, (-1, 8, 2)).transpose(1, 2).flatten(1, 2)
+        return weight.unflatten(0, (2, -1, 8)).transpose(0, 1)
+    return weight.unflatten(0, (-1, 8, 2)).transpose(1, 2)
 
 
 def records(groups: Tensor) -> Tensor | None:
-    """[groups, 16, inner] in bf16 → [groups, chunks, RECORD]; None if too much is out of reach.
+    """[groups, 2, 8, inner] in bf16 → [groups, chunks, RECORD]; None if too much is out of reach.
 
     1024 low bytes and 512 of other bits, 16 of each to a lane at a time; then 8 words: the base and
     how many are out of reach, and each of these.
     """
     bits = groups.contiguous().view(torch.int16).int() & 0xFFFF
-    count, _, inner = bits.shape
+    count, *_, inner = bits.shape
     chunks = inner // CHUNK
     # The 16 rows are 2 · 8, the 64 columns 4 · 2 · 4 · 2. A lane has one of each 8 and the 4 after,
     # and by steps of wgmma: both fours of columns, both of rows, both of columns.

@@ -10,7 +10,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
 
+from lopa.engine.kernels.hopper import available
 from lopa.engine.scaled import LARGEST, Scaled
 
 
@@ -36,7 +38,10 @@ def _norm(
     ADD: tl.constexpr,
     LARGEST: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,  # a kernel that waits for this one may begin
 ):
+    if EARLY:
+        gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < size
@@ -75,6 +80,7 @@ def norm(
         ADD=delta is not None,
         LARGEST=LARGEST[quantised] if quantised else 0.0,
         BLOCK=triton.next_power_of_2(size),
+        EARLY=available(x.device) and not quantised,
         num_warps=8 if size > 1024 else 4,
     )
     return Scaled(out, scale) if quantised else out
