@@ -30,7 +30,7 @@ from lopa.engine.kernels.confidence import RANKINGS, confidence
 from lopa.engine.kernels.gated import gated, suits
 from lopa.engine.kernels.hopper import available
 from lopa.engine.kernels.matmul import scaled_matmul
-from lopa.engine.kernels.packed import Packed, packed
+from lopa.engine.kernels.packed import Packed, arranged, packed
 from lopa.engine.packed import PackedLinear
 from lopa.engine.paged import PagedRunner
 from lopa.engine.pages import PAGE
@@ -185,6 +185,18 @@ def check_gated(device: Any) -> dict[str, float]:
     return found or {"gated: nothing that suits": float("nan")}
 
 
+def put_out_of_reach(groups: Tensor) -> None:
+    """In every record of [groups, 2, 8, inner] one weight that is small, one zero and one large."""
+    count, chunks = len(groups), groups.shape[3] // 64
+    for scale in (2.0**-20, 0.0, 2.0**9):
+        half, row, column = (
+            torch.randint(size, (count, chunks), device=groups.device) for size in (2, 8, 64)
+        )
+        record = torch.arange(count, device=groups.device)[:, None]
+        column += 64 * torch.arange(chunks, device=groups.device)
+        groups[record, half, row, column] *= scale
+
+
 def check_packed(device: Any) -> dict[str, float]:
     """Also with weights that are out of reach, and with blocks that do not wait for one another."""
     if not available(device):
@@ -197,12 +209,7 @@ def check_packed(device: Any) -> dict[str, float]:
     for name, (rows, inner) in shapes.items():
         gated = name.startswith("gate_up")
         weight = (0.02 * torch.randn(rows, inner, device=device)).bfloat16()
-        # Out of reach: in every record some, large, small and zero, in all of its places.
-        for scale in (2.0**-20, 0.0, 2.0**9):
-            at = torch.randint(16 * 64, (rows // 16, inner // 64, 1), device=device)
-            blocks = weight.view(rows // 16, 16, inner // 64, 64).transpose(1, 2).flatten(2)
-            blocks.scatter_(2, at, scale * blocks.gather(2, at))
-            weight = blocks.unflatten(2, (16, 64)).transpose(1, 2).reshape(rows, inner)
+        put_out_of_reach(arranged(weight, gated=gated))
         made = packed(weight, gated=gated)
         if made is None:
             found[f"packed {name}: nothing"] = float("nan")
