@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lopa import LLM
-from lopa.engine import backend, packed
+from lopa.engine import backend, fused, packed
 from lopa.engine import device as devices
 from lopa.engine import llm as llm_module
 from lopa.engine.attention import sdpa_batch
 from lopa.engine.fused import FusedStep
+from lopa.engine.layout import HeadSizes
 from lopa.engine.packed import PackedLinear, pack
 from lopa.engine.pages import PAGE, pages_for, token_bytes
 from lopa.engine.quantize import quantize
@@ -30,6 +33,17 @@ class Fake:
 
     def __init__(self, weight: Tensor, gated: bool) -> None:
         self.weight, self.gated = weight, gated
+
+    def suits(self, x: Tensor) -> bool:
+        return len(x) <= 64
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert self.suits(x)
+        out = F.linear(x, self.weight)
+        if not self.gated:
+            return 2 * out  # so that it is seen who made it
+        gate, up = out.chunk(2, dim=1)
+        return 2 * F.silu(gate) * up
 
     @staticmethod
     def make(weight: Tensor, *, gated: bool) -> Fake | None:
@@ -135,3 +149,54 @@ def test_before_the_cache_has_its_memory(
     assert rooms == [10**6 - (cache_tokens or 0) * each]
     wanted = cache_tokens or 10**5 // 4 // each
     assert llm.runner.room == pages_for(wanted) * PAGE
+
+
+@pytest.mark.parametrize(("tokens", "factor"), [(64, 2), (65, 1)])
+def test_a_step_takes_them_for_few_tokens(
+    plans: None, monkeypatch: pytest.MonkeyPatch, tokens: int, factor: int
+) -> None:
+    this = model()
+    pack(this, PLENTY)
+    feed_forward: Any = this.layers[0].feed_forward
+    step: Any = SimpleNamespace(_products=lambda x, weight, bias=None: F.linear(x, weight, bias))
+    step._product = partial(FusedStep._product, step)
+
+    def activate(gate_up: Tensor, kind: None) -> Tensor:  # the kernel wants a device
+        gate, up = gate_up.chunk(2, dim=1)
+        return F.silu(gate) * up
+
+    monkeypatch.setattr(fused.pointwise, "activate", activate)
+    x = torch.randn(tokens, this.config.hidden_size)
+    with torch.no_grad():
+        gate, up = F.linear(x, feed_forward.gate_up.weight).chunk(2, dim=1)
+        active: Any = FusedStep._activated(step, feed_forward, x)
+        torch.testing.assert_close(active, factor * F.silu(gate) * up)
+        for linear, given in ((feed_forward.down, active), (this.head, x)):
+            found = FusedStep._product(step, linear, given)
+            torch.testing.assert_close(found, factor * F.linear(given, linear.weight))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_head_is_taken_packed(plans: None, monkeypatch: pytest.MonkeyPatch, tied: bool) -> None:
+    this = model()
+    pack(this, PLENTY)
+    rows = torch.randn(5, this.config.hidden_size)
+    if tied:
+        this.config = replace(this.config, tied_head=True)
+    seen: list[Tensor] = []
+    monkeypatch.setattr(fused, "gather", lambda *given: rows)
+    monkeypatch.setattr(fused, "confidence", lambda logits, *given, **more: seen.append(logits))
+    step: Any = SimpleNamespace(
+        device="cpu",
+        model=this,
+        carry=None,
+        _hidden_rows=None,
+        _products=lambda x, weight, bias=None: F.linear(x, weight, bias),
+    )
+    step._product = partial(FusedStep._product, step)
+    inputs: Any = SimpleNamespace(wanted_from=None, settings=None, temperature=None)
+    with torch.no_grad():
+        FusedStep._head(step, inputs, HeadSizes(5, drawing=False))
+        weight = this.embedding.weight if tied else this.head.weight
+        [logits] = seen
+        torch.testing.assert_close(logits, (1 if tied else 2) * F.linear(rows, weight))

@@ -12,7 +12,7 @@ import torch
 
 import goldens
 from lopa import LLM, DecodeConfig
-from lopa.engine import layout, packed
+from lopa.engine import layout
 from lopa.engine.engine import Engine
 from lopa.engine.fused import FusedStep
 from lopa.engine.paged import PagedRunner
@@ -241,45 +241,3 @@ def test_what_is_warmed_up_is_what_comes() -> None:
         assert layout.rounded_body(tokens, rows, step._group) in bodies
         assert layout.HeadSizes(layout.round_up(wanted), False) in heads
     assert len(bodies) + len(heads) < 40
-
-
-class Told:
-    """In place of a packed weight: the same product, of at most so many tokens."""
-
-    def __init__(self, weight: torch.Tensor, gated: bool, most: int) -> None:
-        self.weight, self.gated, self.most = weight, gated, most
-        self.tokens: list[int] = []
-        self.asked: list[int] = []
-
-    def suits(self, x: torch.Tensor) -> bool:
-        self.asked.append(len(x))
-        return len(x) <= self.most
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        assert len(x) <= self.most
-        self.tokens.append(len(x))
-        out = torch.nn.functional.linear(x, self.weight)
-        if self.gated:
-            gate, up = out.chunk(2, dim=1)
-            return torch.nn.functional.silu(gate) * up
-        return out
-
-
-def test_packed_weights_for_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt that is too long for them goes by the weights themselves."""
-    made: list[Told] = []
-
-    def told(weight: torch.Tensor, *, gated: bool) -> Told:
-        made.append(Told(weight, gated, most=32))
-        return made[-1]
-
-    monkeypatch.setattr(packed, "planned", lambda weight, gated: "a plan")
-    monkeypatch.setattr(packed, "packed", told)
-    llm = load("dream_0")
-    packed.pack(llm.model, room=2**40)
-    config = DecodeConfig(branches=1, block_size=8, max_new_tokens=8, max_rounds=3)
-    compare(llm, [[9] * 30], config)
-    assert len(made) == 3 * llm.config.layers + (not llm.config.tied_head)
-    for one in made:
-        assert one.tokens
-    assert max(max(one.asked) for one in made) > 32
