@@ -30,7 +30,7 @@ constexpr int WEIGHT_BYTES = COLUMNS * CHUNK * 2;  // of gate, and of up
 constexpr int STAGE_BYTES = X_BYTES + 2 * WEIGHT_BYTES;
 static_assert(ROWS == 64, "a wgmma has 64 rows");
 
-// -- pairs -----------------------------------------------------------------------------------------
+// -- pairs ----------------------------------------------------------------------------------------
 
 __device__ __forceinline__ u32 rank_in_pair() {
   u32 rank;
