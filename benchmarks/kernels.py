@@ -27,10 +27,10 @@ from lopa.engine.fused import FusedStep
 from lopa.engine.kernels import pointwise
 from lopa.engine.kernels.attention import TILE, Rows, attend
 from lopa.engine.kernels.confidence import RANKINGS, confidence
-from lopa.engine.kernels.gated import gated, suits
 from lopa.engine.kernels.hopper import available
 from lopa.engine.kernels.matmul import scaled_matmul
 from lopa.engine.kernels.packed import Packed, arranged, packed
+from lopa.engine.kernels.paired import paired, suits
 from lopa.engine.packed import PackedLinear
 from lopa.engine.paged import PagedRunner
 from lopa.engine.pages import PAGE
@@ -156,33 +156,36 @@ def check_products(device: Any) -> dict[str, float]:
     return worst
 
 
-def check_gated(device: Any) -> dict[str, float]:
+def check_paired(device: Any) -> dict[str, float]:
     """In a graph its x is made by the kernels just before it: it has to wait for the last one."""
     if not available(device):
-        print("check_gated: this device goes by the library")
+        print("check_paired: this device goes by the library")
         return {}
     found: dict[str, float] = {}
-    for columns, inner in ((18944, 3584), (12288, 4096)):
-        weight = (0.02 * torch.randn(2 * columns, inner, device=device)).bfloat16()
-        for tokens in (225, 256, 380, 384, 500, 512, 640, 1024):
+    shapes = (2 * 18944, 3584, True), (2 * 12288, 4096, True), (152064, 3584, False)
+    for rows, inner, gated in shapes:
+        weight = (0.02 * torch.randn(rows, inner, device=device)).bfloat16()
+        for tokens in (192, 225, 256, 320, 380, 416, 500, 512, 640, 1024):
             x = torch.randn(tokens, inner, device=device).bfloat16()
-            if not suits(x, weight):
+            if not suits(x, weight, gated=gated):
                 continue  # another number of processors has other sizes
-            gate, up = F.linear(x.float(), weight.float()).chunk(2, dim=1)
-            plain = F.silu(gate) * up
+            plain = F.linear(x.float(), weight.float())
+            if gated:
+                gate, up = plain.chunk(2, dim=1)
+                plain = F.silu(gate) * up
             # The result takes the place of this, so that what is not written is seen.
-            torch.full((tokens, columns), torch.nan, device=device, dtype=torch.bfloat16)
-            name = f"gated, {tokens} tokens, {columns} columns"
-            first = gated(x, weight)
+            torch.full(plain.shape, torch.nan, device=device, dtype=torch.bfloat16)
+            name = f"{'gated' if gated else 'paired'}, {tokens} tokens, {rows} rows"
+            first = paired(x, weight, gated=gated)
             found[name] = error(first, plain)
 
-            def just_made(x: Tensor = x, weight: Tensor = weight) -> Tensor:
+            def just_made(x: Tensor = x, weight: Tensor = weight, gated: bool = gated) -> Tensor:
                 given = torch.full_like(x, torch.nan)
                 torch.mul(x, 1, out=given)
-                return gated(given, weight)
+                return paired(given, weight, gated=gated)
 
             found[f"{name}: differing"] = float(differing(just_made, first))
-    return found or {"gated: nothing that suits": float("nan")}
+    return found or {"paired: nothing that suits": float("nan")}
 
 
 def put_out_of_reach(groups: Tensor) -> None:
@@ -433,8 +436,11 @@ def times(llm: LLM, tokens: int, window: int, prefix: int) -> dict[str, float]:
         product = products_on(device)
         weights = [layer.feed_forward.gate_up.weight for layer in layers]
         measure("gate_up and activate", lambda i: pointwise.activate(product(x, weights[i]), None))
-        if suits(x, weights[0]):
-            measure("gated", lambda i: gated(x, weights[i]))
+        if suits(x, weights[0], gated=True):
+            measure("gate_up and activate, paired", lambda i: paired(x, weights[i], gated=True))
+        head_weight = llm.model.head_weight
+        if suits(x, head_weight, gated=False):
+            measure("head, paired", lambda i: paired(x, head_weight, gated=False), 1)
         for name, given in (("gate_up", x), ("down", wide)):
             owned = [getattr(layer.feed_forward, name) for layer in layers]
             if all(isinstance(one, PackedLinear) and one.packed.suits(given) for one in owned):
@@ -497,7 +503,7 @@ def main() -> None:
         check_splits,
         check_merges,
         check_table,
-        check_gated,
+        check_paired,
         check_packed,
         check_confidence,
         check_rounds,
@@ -508,7 +514,7 @@ def main() -> None:
     for name, value in worst.items():
         print(f"{value:10.2e}  {name}")
     limits = {"attention bfloat16": 5e-3, "attention float32": 1e-5}
-    limits |= {name: 3e-3 for name in worst if name.startswith(("gated", "packed"))}
+    limits |= {name: 3e-3 for name in worst if name.startswith(("gated", "paired", "packed"))}
     bad = [n for n, v in worst.items() if not v < limits.get(n, 6e-2)]
     print("wrong: " + ", ".join(bad) if bad else "all right")
     if options.checks_only:

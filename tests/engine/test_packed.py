@@ -18,7 +18,6 @@ from lopa.engine import device as devices
 from lopa.engine import llm as llm_module
 from lopa.engine.attention import sdpa_batch
 from lopa.engine.fused import FusedStep
-from lopa.engine.layout import HeadSizes
 from lopa.engine.packed import PackedLinear, pack
 from lopa.engine.pages import PAGE, pages_for, token_bytes
 from lopa.engine.quantize import quantize
@@ -177,26 +176,17 @@ def test_a_step_takes_them_for_few_tokens(
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_head_is_taken_packed(plans: None, monkeypatch: pytest.MonkeyPatch, tied: bool) -> None:
+def test_the_head_is_taken_packed(plans: None, tied: bool) -> None:
     this = model()
     pack(this, PLENTY)
     rows = torch.randn(5, this.config.hidden_size)
     if tied:
         this.config = replace(this.config, tied_head=True)
-    seen: list[Tensor] = []
-    monkeypatch.setattr(fused, "gather", lambda *given: rows)
-    monkeypatch.setattr(fused, "confidence", lambda logits, *given, **more: seen.append(logits))
     step: Any = SimpleNamespace(
-        device="cpu",
-        model=this,
-        carry=None,
-        _hidden_rows=None,
-        _products=lambda x, weight, bias=None: F.linear(x, weight, bias),
+        model=this, _products=lambda x, weight, bias=None: F.linear(x, weight, bias)
     )
     step._product = partial(FusedStep._product, step)
-    inputs: Any = SimpleNamespace(wanted_from=None, settings=None, temperature=None)
     with torch.no_grad():
-        FusedStep._head(step, inputs, HeadSizes(5, drawing=False))
         weight = this.embedding.weight if tied else this.head.weight
-        [logits] = seen
+        logits = FusedStep._logits(step, rows)
         torch.testing.assert_close(logits, (1 if tied else 2) * F.linear(rows, weight))

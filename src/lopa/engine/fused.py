@@ -23,8 +23,8 @@ from lopa.engine.batch import Batch
 from lopa.engine.kernels import pointwise
 from lopa.engine.kernels.attention import Rows, attend
 from lopa.engine.kernels.confidence import confidence
-from lopa.engine.kernels.gated import gated, suits
 from lopa.engine.kernels.moves import Moves, Staged, gather, settle
+from lopa.engine.kernels.paired import paired, suits
 from lopa.engine.layout import Body, BodySizes, Head, HeadSizes
 from lopa.engine.packed import PackedLinear
 from lopa.engine.pages import PAGE, Pages, pages_for
@@ -217,7 +217,8 @@ class FusedStep(Step):
         """The largest first, so that the others find their memory."""
         counts = sorted({layout.round_up(count) for count in range(1, tokens + 1)}, reverse=True)
         bodies = [layout.rounded_body(count, 1, self._group) for count in counts]
-        return bodies, [HeadSizes(count, False) for count in counts]
+        wanted = {layout.rounded_head(count) for count in range(1, tokens + 1)}
+        return bodies, [HeadSizes(count, False) for count in sorted(wanted, reverse=True)]
 
     def _make_room(self, tokens: int) -> None:
         """Staging for so many tokens."""
@@ -321,12 +322,8 @@ class FusedStep(Step):
         """[3, N] int32: token, and the bits of max_prob and ranking."""
         out = torch.empty(3, sizes.wanted, dtype=torch.int32, device=self.device)
         wanted = gather(self._hidden_rows, self.carry, inputs.wanted_from)
-        if self.model.config.tied_head:
-            logits = self._products(wanted, self.model.head_weight)
-        else:
-            logits = self._product(self.model.head, wanted)
         confidence(
-            logits,
+            self._logits(wanted),
             inputs.settings,
             inputs.temperature,
             self.model.config.mask_id,
@@ -334,6 +331,14 @@ class FusedStep(Step):
             drawing=sizes.drawing,
         )
         return out
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        weight = self.model.head_weight
+        if suits(hidden, weight, gated=False):
+            return paired(hidden, weight, gated=False)
+        if self.model.config.tied_head:
+            return self._products(hidden, weight)
+        return self._product(self.model.head, hidden)
 
     def _layers(
         self,
@@ -406,8 +411,8 @@ class FusedStep(Step):
         if kind is None and isinstance(h, Tensor):
             if isinstance(gate_up, PackedLinear) and gate_up.packed.suits(h):
                 return gate_up.packed(h)
-            if suits(h, gate_up.weight):
-                return gated(h, gate_up.weight)
+            if suits(h, gate_up.weight, gated=True):
+                return paired(h, gate_up.weight, gated=True)
         return pointwise.activate(self._product(gate_up, h), kind)
 
     def _product(self, linear: torch.nn.Module, x: Tensor | Scaled) -> Tensor:

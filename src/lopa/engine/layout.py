@@ -81,12 +81,18 @@ def rounded_body(tokens: int, rows: int, group: int) -> BodySizes:
 
 def head_sizes(batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes:
     drawing = any(config.temperature > 0 for config in configs)
-    return HeadSizes(round_up(len(batch.wanted.source)), drawing)
+    return HeadSizes(rounded_head(len(batch.wanted.source)), drawing)
 
 
-def round_up(count: int) -> int:
-    step = 32 if count <= 256 else 64 if count <= 1024 else 256
+def round_up(count: int, *, finely: int = 256) -> int:
+    """finely: up to here in small steps."""
+    step = 32 if count <= finely else 64 if count <= 1024 else 256
     return max(32, -(-count // step) * step)
+
+
+def rounded_head(wanted: int) -> int:
+    """The head is short to capture and long to run, so it has more sizes than the layers."""
+    return round_up(wanted, finely=512)
 
 
 def body_buffer(sizes: BodySizes, *, pinned: bool = False) -> Tensor:

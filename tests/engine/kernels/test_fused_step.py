@@ -239,5 +239,5 @@ def test_what_is_warmed_up_is_what_comes() -> None:
         tokens = int(generator.integers(1, 701))
         rows, wanted = generator.integers(1, [min(16, tokens) + 1, tokens + 1]).tolist()
         assert layout.rounded_body(tokens, rows, step._group) in bodies
-        assert layout.HeadSizes(layout.round_up(wanted), False) in heads
+        assert layout.HeadSizes(layout.rounded_head(wanted), False) in heads
     assert len(bodies) + len(heads) < 40

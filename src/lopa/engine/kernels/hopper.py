@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
+from typing import Protocol
 
 import torch
 
@@ -28,3 +30,28 @@ def compiled(name: str, sizes: Mapping[str, int], mma: str) -> cuda.Binary:
     here = files("lopa.engine.kernels")
     source, common = (here.joinpath(n).read_text(encoding="utf-8") for n in (name, "hopper.h"))
     return cuda.compiled(name, source, sizes, {"hopper.h": common, "mma.h": mma})
+
+
+class Plan(Protocol):
+    """What a kernel is launched with."""
+
+    @property
+    def threads(self) -> int: ...
+    @property
+    def launched(self) -> int: ...  # registers of a thread
+    @property
+    def shared(self) -> int: ...  # bytes of shared memory
+
+
+def kernel(
+    device: torch.device, name: str, binary: Callable[[], cuda.Binary], made: Plan, lost: str
+) -> cuda.Kernel | None:
+    """None where it cannot be made, which is told with what is `lost`: a round does without it."""
+    try:
+        found = cuda.Kernel(device, binary(), name, threads=made.threads, shared=made.shared)
+        if found.registers < made.launched:  # it would ask for more than there are, and wait
+            raise RuntimeError(f"{name}.cu has {found.registers} registers, not {made.launched}")
+    except RuntimeError as error:
+        warnings.warn(f"{lost}: {error}", stacklevel=2)
+        return None
+    return found

@@ -11,7 +11,6 @@ few weights that are out of reach, about one in ten thousand, are in the record 
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from typing import NamedTuple
 
@@ -283,14 +282,5 @@ __device__ __forceinline__ void mma(
 
 @cache
 def _kernel(device: torch.device, made: Plan) -> cuda.Kernel | None:
-    """None where it cannot be made, which is told: a round does without it."""
-    try:
-        kernel = cuda.Kernel(
-            device, binary(made), "packed", threads=made.threads, shared=made.shared
-        )
-        if kernel.registers < made.launched:  # it would ask for more than there are, and wait
-            raise RuntimeError(f"packed.cu has {kernel.registers} registers, not {made.launched}")
-    except RuntimeError as error:
-        warnings.warn(f"weights are not packed, and read more slowly: {error}", stacklevel=2)
-        return None
-    return kernel
+    lost = "weights are not packed, and read more slowly"
+    return hopper.kernel(device, "packed", lambda: binary(made), made, lost)

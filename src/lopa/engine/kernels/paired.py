@@ -1,0 +1,183 @@
+"""Products of many tokens on Hopper as a kernel in CUDA, `paired.cu`: plain, or gated.
+
+Gated is the first half of a feed-forward, silu(x · gateᵀ) · (x · upᵀ), in one go. It pays where its
+tiles keep the device busy, and the plain one for the head of several hundred positions alone
+(benchmarks/engine.md); elsewhere the library's products are as good or better.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lopa.engine import cuda
+from lopa.engine.kernels import hopper
+from lopa.engine.kernels.packed import arranged
+
+PAIR = 2  # blocks, which share the weights of two tiles of tokens
+CHUNK = 64  # of the inner axis, that a stage holds
+_GROUP = 16  # rows of the weight that are together: see `arranged`
+_EIGHT = 8  # of them, and tokens, that wgmma has together
+_ROWS = 64  # of a wgmma
+_MOST_TOKENS = 256  # of a tile
+_MOST_AT_ONCE = 192  # of a wgmma: the compiler has no registers for the sums of more
+_LEAST_TOKENS = {True: 192, False: 337}  # of a batch, gated or not
+_WORKERS = (3, 2)  # groups of four warps that multiply
+_MOST_STAGES = 6
+_COPYING = 32  # registers of a thread that copies
+_SHARED = 227 * 1024 - 512  # bytes, less some for barriers
+_ALIGNMENT = 1024  # of the stages
+_REGISTERS = 65536  # of a processor
+
+
+class Plan(NamedTuple):
+    """How a product is cut into tiles, and who makes them."""
+
+    tokens: int  # of a tile
+    workers: int  # groups of four warps, each with 64 rows of the weight
+    gated: bool
+
+    @property
+    def rows(self) -> int:
+        """Of the weight, of a tile."""
+        return _ROWS * self.workers
+
+    @property
+    def parts(self) -> int:
+        """Of a tile's tokens, each for a wgmma of its own."""
+        return -(-self.tokens // _MOST_AT_ONCE)
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.workers)
+
+    @property
+    def launched(self) -> int:
+        """Registers that a thread is launched with: all there are, by eights."""
+        return _REGISTERS // self.threads // 8 * 8
+
+    @property
+    def multiplying(self) -> int:
+        """Registers of a thread that multiplies: what is left by those that copy, by eights."""
+        left = self.launched * (1 + self.workers) - _COPYING
+        return min(232, left // self.workers // 8 * 8)
+
+    @property
+    def stages(self) -> int:
+        return min(_MOST_STAGES, (_SHARED - _ALIGNMENT) // self._stage)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        return self.stages * self._stage + _ALIGNMENT
+
+    @property
+    def _stage(self) -> int:
+        return (self.tokens + self.rows) * CHUNK * 2
+
+    def units(self, tokens: int, rows: int) -> int:
+        """Tiles, two at a time."""
+        return -(-tokens // (PAIR * self.tokens)) * -(-rows // self.rows)
+
+    def blocks(self, tokens: int, rows: int, processors: int) -> int:
+        """One a processor, in whole pairs, and none without a tile."""
+        return PAIR * min(self.units(tokens, rows), processors // PAIR)
+
+    def time(self, tokens: int, rows: int, processors: int) -> int:
+        """Of the busiest block, in sums."""
+        pairs = self.blocks(tokens, rows, processors) // PAIR
+        return -(-self.units(tokens, rows) // pairs) * self.tokens * self.rows
+
+
+def plan(tokens: int, rows: int, inner: int, processors: int, *, gated: bool) -> Plan | None:
+    """For a weight [rows, inner]; None where the library is better."""
+    if tokens < _LEAST_TOKENS[gated] or rows % _GROUP or inner % CHUNK:
+        return None
+    tiles = PAIR * -(-tokens // (PAIR * _MOST_TOKENS))
+    each = -(-tokens // (tiles * 2 * _EIGHT)) * 2 * _EIGHT
+    plans = [Plan(each, workers, gated) for workers in _WORKERS]
+    best = min(plans, key=lambda one: one.time(tokens, rows, processors))
+    if inner < best.stages * CHUNK:
+        return None
+    is_idle = 10 * tokens * rows < 9 * best.time(tokens, rows, processors) * processors  # a tenth
+    return None if is_idle else best
+
+
+def suits(x: Tensor, weight: Tensor, *, gated: bool) -> bool:
+    """Whether `paired` takes them, and is worth it."""
+    return (
+        hopper.available(x.device)
+        and x.dtype is weight.dtype is torch.bfloat16
+        and x.is_contiguous()
+        and weight.is_contiguous()
+        and (made := _plan_of(x, weight, gated)) is not None
+        and _kernel(x.device, made) is not None
+    )
+
+
+def paired(x: Tensor, weight: Tensor, *, gated: bool) -> Tensor:
+    """x [tokens, inner], weight [rows, inner] → [tokens, rows]; gate before up → [tokens, rows / 2]
+
+    The weight is read while the kernel before this one is at work, which must not write it.
+    """
+    made = _plan_of(x, weight, gated)
+    kernel = made and _kernel(x.device, made)
+    if made is None or kernel is None:
+        raise ValueError(f"no kernel for {list(x.shape)} by {list(weight.shape)}")
+    (tokens, inner), rows = x.shape, len(weight)
+    columns = rows // 2 if gated else rows
+    out = x.new_empty(tokens, columns)
+    x_map = cuda.TensorMap(x, (made.tokens, CHUNK))
+    half = made.rows // PAIR // _GROUP, 2, _EIGHT, CHUNK  # that either of a pair fetches
+    weight_map = cuda.TensorMap(arranged(weight, gated=gated), half)
+    blocks = made.blocks(tokens, rows, hopper.processors(x.device))
+    kernel.launch((blocks,), x_map, weight_map, out, tokens, columns, inner)
+    return out
+
+
+def binary(made: Plan) -> cuda.Binary:
+    sizes = {
+        "TOKENS": made.tokens,
+        "PARTS": made.parts,
+        "WORKERS": made.workers,
+        "GATED": int(made.gated),
+        "CHUNK": CHUNK,
+        "STAGES": made.stages,
+        "THREADS": made.threads,
+        "COPYING": _COPYING,
+        "MULTIPLYING": made.multiplying,
+    }
+    return hopper.compiled("paired.cu", sizes, _mma(made.tokens // made.parts))
+
+
+def _mma(tokens: int) -> str:
+    """One wgmma of 64 rows of the weight, so many tokens and 16 of the inner axis."""
+    sums = tokens // 2
+    registers = ", ".join(f"%{i}" for i in range(sums))
+    operands = ", ".join(f'"+f"(sums[{i}])' for i in range(sums))
+    return f"""
+__device__ __forceinline__ void mma(
+    float (&sums)[{sums}], unsigned long long weight, unsigned long long x, int add) {{
+  asm volatile(
+      "{{\\n.reg .pred p;\\n"
+      "setp.ne.b32 p, %{sums + 2}, 0;\\n"  // else the sums begin from zero
+      "wgmma.mma_async.sync.aligned.m64n{tokens}k16.f32.bf16.bf16 "
+      "{{{registers}}}, %{sums}, %{sums + 1}, p, 1, 1, 0, 0;\\n}}"
+      : {operands}
+      : "l"(weight), "l"(x), "r"(add));
+}}
+"""
+
+
+def _plan_of(x: Tensor, weight: Tensor, gated: bool) -> Plan | None:
+    tokens, inner = x.shape
+    return plan(tokens, len(weight), inner, hopper.processors(x.device), gated=gated)
+
+
+@cache
+def _kernel(device: torch.device, made: Plan) -> cuda.Kernel | None:
+    lost = "products go by the library, a little slower"
+    return hopper.kernel(device, "paired", lambda: binary(made), made, lost)
