@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -58,17 +60,43 @@ def test_every_token_of_every_row(seed: int, shift: bool) -> None:
         counts.append(len(wanted) - before)
     assert batch.size == len(tokens)
     assert batch.tokens.tolist() == tokens
-    assert batch.positions.tolist() == positions
-    assert batch.blocks.tolist() == blocks
+    outline = batch.outline
+    assert outline.positions.tolist() == positions
+    assert outline.blocks.tolist() == blocks
     columns = (
-        batch.row_begin,
-        batch.row_length,
-        batch.row_start,
-        batch.row_cached,
-        batch.row_slot,
+        outline.row_begin,
+        outline.row_length,
+        outline.row_start,
+        outline.row_cached,
+        outline.row_slot,
     )
     assert list(zip(*(c.tolist() for c in columns), strict=True)) == rows
     found = batch.wanted.source, batch.wanted.position, batch.wanted.round
     assert list(zip(*(f.tolist() for f in found), strict=True)) == wanted
     assert batch.wanted.counts == counts
-    assert batch.first_rows == first_rows
+    assert outline.first_rows == first_rows
+
+
+def test_an_outline_is_made_once() -> None:
+    generator = np.random.default_rng(3)
+    plans = [(2, some_plan(generator, 1)), (0, some_plan(generator, 2))]
+    first = make_batch(plans, True)
+    others = [
+        (slot, replace(plan, index=9, rows=plan.rows + 1, ends=plan.ends.copy()))
+        for slot, plan in plans
+    ]
+    again = make_batch(others, True)
+    assert again.outline is first.outline
+    assert (again.tokens == first.tokens + 1).all()
+    with pytest.raises(ValueError, match="read-only"):
+        first.outline.positions[0] = 1
+    (slot, plan), other = plans
+    width = plan.rows.shape[1]
+    for moved in (
+        (slot + 1, plan),
+        (slot, replace(plan, cached=plan.cached + 1)),
+        (slot, replace(plan, start=plan.start + 1, ends=plan.ends + 1)),
+        (slot, replace(plan, block_ids=np.arange(width) + 7)),
+    ):
+        assert make_batch([moved, other], True).outline is not first.outline
+    assert make_batch(plans, False).outline is first.outline

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -30,13 +31,15 @@ class Wanted(NamedTuple):
     counts: list[int]  # by plan
 
 
-@dataclass(slots=True)
-class Batch:
-    """T tokens in R rows. All integers are int64."""
+class Outline(NamedTuple):
+    """Where T tokens stand in R rows, whichever tokens. All arrays are int64, and for reading only.
 
-    plans: list[tuple[int, Plan]]  # (slot, plan)
+    The same object from round to round, as long as no window moves: whoever has laid it out has
+    nothing to do again.
+    """
+
     first_rows: list[int]  # by plan: its first row
-    tokens: IntArray  # [T]
+    inside: list[BoolArray | None]  # by plan: which of its cells are tokens; None: all
     positions: IntArray  # [T] absolute
     blocks: IntArray  # [T] a token sees those of its row whose block is not larger
     row_begin: IntArray  # [R] first token of the row
@@ -44,6 +47,13 @@ class Batch:
     row_start: IntArray  # [R] position of its first token
     row_cached: IntArray  # [R] cached positions 0 … are seen, those that the row holds excepted
     row_slot: IntArray  # [R]
+
+
+@dataclass(slots=True)
+class Batch:
+    plans: list[tuple[int, Plan]]  # (slot, plan)
+    outline: Outline
+    tokens: IntArray  # [T]
     is_wanted: BoolArray  # [T]
     shift: bool  # a hidden state predicts the position behind its own
     _wanted: Wanted | None = None
@@ -59,66 +69,77 @@ class Batch:
         return self._wanted
 
     def _find_wanted(self) -> Wanted:
+        outline = self.outline
         where = self.is_wanted.nonzero()[0]
         source = where
         if self.shift:
             # The row before; what was remembered for a window's first position; position 0 its own.
             source = where - 1
-            edge = self.is_wanted[self.row_begin].nonzero()[0]  # rows
+            edge = self.is_wanted[outline.row_begin].nonzero()[0]  # rows
             if len(edge):
-                begin = self.row_begin[edge]
-                carried = np.where(self.row_start[edge] > 0, -1 - self.row_slot[edge], begin)
+                begin = outline.row_begin[edge]
+                remembered = -1 - outline.row_slot[edge]
+                carried = np.where(outline.row_start[edge] > 0, remembered, begin)
                 source[where.searchsorted(begin)] = carried
-        ends = [*self.first_rows[1:], len(self.row_begin)]
-        last = [int(self.row_begin[end - 1] + self.row_length[end - 1]) for end in ends]
+        ends = [*outline.first_rows[1:], len(outline.row_begin)]
+        last = [int(outline.row_begin[end - 1] + outline.row_length[end - 1]) for end in ends]
         upto = [0, *where.searchsorted(last).tolist()]
         counts = [b - a for a, b in itertools.pairwise(upto)]
         rounds = np.array([plan.index for _, plan in self.plans]).repeat(counts)
-        return Wanted(source, self.positions[where], rounds, counts)
+        return Wanted(source, outline.positions[where], rounds, counts)
 
 
 def make_batch(plans: Sequence[tuple[int, Plan]], shift: bool) -> Batch:
     """A few calls for all plans together: this is on the way of every round."""
-    counts = [len(plan.rows) for _, plan in plans]
-    by_plan = np.array([(plan.start, plan.cached, slot) for slot, plan in plans], np.int64)
+    outline = _outline(tuple(_shape(slot, plan) for slot, plan in plans))
+    tokens, wanted = [], []
+    for (_, plan), inside in zip(plans, outline.inside, strict=True):
+        tokens.append(plan.rows.reshape(-1) if inside is None else plan.rows[inside])
+        wanted.append(plan.wanted.reshape(-1) if inside is None else plan.wanted[inside])
+    return Batch(list(plans), outline, _joined(tokens), _joined(wanted), shift)
+
+
+class _Shape(NamedTuple):
+    """What a plan has to do with an outline."""
+
+    slot: int
+    start: int
+    cached: int
+    ends: bytes  # [R] int64
+    block_ids: bytes | None  # [L] int64
+
+
+def _shape(slot: int, plan: Plan) -> _Shape:
+    ids = None if plan.block_ids is None else plan.block_ids.tobytes()
+    return _Shape(slot, plan.start, plan.cached, plan.ends.tobytes(), ids)
+
+
+@lru_cache(maxsize=64)
+def _outline(shapes: tuple[_Shape, ...]) -> Outline:
+    ends = [np.frombuffer(shape.ends, np.int64) for shape in shapes]
+    counts = [len(of_plan) for of_plan in ends]
+    by_plan = np.array([(shape.start, shape.cached, shape.slot) for shape in shapes], np.int64)
     row_start, row_cached, row_slot = by_plan.repeat(counts, axis=0).T
-    row_length = _joined([plan.ends for _, plan in plans]) - row_start
+    row_length = _joined(ends) - row_start
     row_begin = row_length.cumsum() - row_length
     size = int(row_begin[-1] + row_length[-1])
-    is_even = size == sum(plan.rows.size for _, plan in plans)  # else some rows are shorter
     positions = np.arange(size) - (row_begin - row_start).repeat(row_length)
 
-    tokens, wanted = [], []
+    all_inside: list[BoolArray | None] = []
     blocks = np.zeros(size, np.int64)
     flat = 0
-    for _, plan in plans:
-        rows, masks, ids = plan.rows, plan.wanted, plan.block_ids
-        count, width = rows.shape
-        inside = None
-        if not is_even:
-            inside = np.arange(plan.start, plan.start + width) < plan.ends[:, None]
-            rows, masks = rows[inside], masks[inside]
-        if ids is not None:
-            ids = ids[None].repeat(count, axis=0)
-            ids = ids.reshape(-1) if inside is None else ids[inside]
-            blocks[flat : flat + len(ids)] = ids
-        tokens.append(rows.reshape(-1))
-        wanted.append(masks.reshape(-1))
-        flat += len(tokens[-1])
-    return Batch(
-        plans=list(plans),
-        first_rows=[0, *itertools.accumulate(counts[:-1])],
-        tokens=_joined(tokens),
-        positions=positions,
-        blocks=blocks,
-        row_begin=row_begin,
-        row_length=row_length,
-        row_start=row_start,
-        row_cached=row_cached,
-        row_slot=row_slot,
-        is_wanted=_joined(wanted),
-        shift=shift,
-    )
+    for shape, of_plan in zip(shapes, ends, strict=True):
+        columns = np.arange(shape.start, of_plan.max())
+        inside = columns < of_plan[:, None]
+        if shape.block_ids is not None:
+            ids = np.frombuffer(shape.block_ids, np.int64)[None].repeat(len(of_plan), axis=0)
+            blocks[flat : flat + inside.sum()] = ids[inside]
+        flat += int(inside.sum())
+        all_inside.append(None if inside.all() else inside)
+    arrays = positions, blocks, row_begin, row_length, row_start, row_cached, row_slot
+    for array in arrays:
+        array.flags.writeable = False
+    return Outline([0, *itertools.accumulate(counts[:-1])], all_inside, *arrays)
 
 
 def _joined(arrays: list[npt.NDArray[_T]]) -> npt.NDArray[_T]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lopa.config import DecodeConfig
 from lopa.engine import layout
-from lopa.engine.batch import Batch
+from lopa.engine.batch import Batch, Outline
 from lopa.engine.kernels import pointwise
 from lopa.engine.kernels.attention import Rows, attend
 from lopa.engine.kernels.confidence import confidence
@@ -48,6 +48,19 @@ class _BodyGraph:
     graphs: list[torch.cuda.CUDAGraph]  # to be replayed in turn
     arrays: Body[IntArray]  # parts of a pinned buffer, which a replay reads
     buffers: tuple[Tensor, ...]  # what the graph reads and writes, kept as long as it
+    # What the arrays tell, besides tokens
+    outline: Outline | None = None
+    moves: Moves[IntArray] | None = None
+
+    def fill(self, batch: Batch, moves: Moves[IntArray] | None, group: int) -> None:
+        """Only with what has changed: the device waits for it."""
+        layout.fill_tokens(self.arrays, batch)
+        if self.outline is not batch.outline:
+            layout.fill_outline(self.arrays, batch.outline, group)
+            self.outline = batch.outline
+        if self.moves is not moves:
+            layout.fill_moves(self.arrays, moves)
+            self.moves = moves
 
 
 @dataclass(slots=True)
@@ -120,8 +133,7 @@ class FusedStep(Step):
         if sizes not in self._bodies:
             self.settle()  # a trial run of what is captured would write over it
         body = _kept(self._bodies, sizes, self._capture_body)
-        layout.fill_body(body.arrays, batch, self._group)
-        layout.fill_moves(body.arrays, self._committed)
+        body.fill(batch, self._committed, self._group)
         self._committed = None
         self._is_timed = self.timed
         if self._is_timed:
@@ -297,7 +309,9 @@ class FusedStep(Step):
         """What the layers read, where there is no graph."""
         sizes = layout.body_sizes(batch, self._group)
         on_host = layout.body_buffer(sizes)
-        layout.fill_body(layout.body_arrays(on_host, sizes), batch, self._group)
+        arrays = layout.body_arrays(on_host, sizes)
+        layout.fill_tokens(arrays, batch)
+        layout.fill_outline(arrays, batch.outline, self._group)
         return layout.cut_body(on_host.to(self.device), sizes)
 
     def _body(self, inputs: Body[Tensor]) -> Iterator[None]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lopa.config import DecodeConfig
-from lopa.engine.batch import Batch
+from lopa.engine.batch import Batch, Outline
 from lopa.engine.kernels.attention import TILE, Rows, most_tiles
 from lopa.engine.kernels.confidence import RANKINGS
 from lopa.engine.kernels.moves import Moves
@@ -69,7 +69,7 @@ class Head(NamedTuple, Generic[_A]):
 
 
 def body_sizes(batch: Batch, group: int) -> BodySizes:
-    return rounded_body(batch.size, len(batch.row_begin), group)
+    return rounded_body(batch.size, len(batch.outline.row_begin), group)
 
 
 @lru_cache(maxsize=1024)
@@ -155,18 +155,21 @@ def fill_moves(to: Body[IntArray], moves: Moves[IntArray] | None) -> None:
 _NO_MOVES = Moves(*np.zeros((4, 0), np.int64))
 
 
-def fill_body(to: Body[IntArray], batch: Batch, group: int) -> None:
+def fill_tokens(to: Body[IntArray], batch: Batch) -> None:
+    to.tokens[: batch.size] = batch.tokens
+
+
+def fill_outline(to: Body[IntArray], outline: Outline, group: int) -> None:
     """Behind what is put there, an earlier batch may be left: only unused tiles have to say so."""
-    tokens, rows = batch.size, len(batch.row_begin)
-    to.tokens[:tokens] = batch.tokens
-    to.positions[:tokens] = batch.positions
-    to.blocks[:tokens] = batch.blocks
-    to.begin[:rows] = batch.row_begin
-    to.length[:rows] = batch.row_length
-    to.start[:rows] = batch.row_start
-    to.cached[:rows] = batch.row_cached
-    to.slot[:rows] = batch.row_slot
-    row, at = _tiles(batch.row_length.tobytes(), group)
+    tokens, rows = len(outline.positions), len(outline.row_begin)
+    to.positions[:tokens] = outline.positions
+    to.blocks[:tokens] = outline.blocks
+    to.begin[:rows] = outline.row_begin
+    to.length[:rows] = outline.row_length
+    to.start[:rows] = outline.row_start
+    to.cached[:rows] = outline.row_cached
+    to.slot[:rows] = outline.row_slot
+    row, at = _tiles(outline.row_length.tobytes(), group)
     to.tile_row[: len(row)] = row
     to.tile_row[len(row) :] = -1
     to.tile_at[: len(row)] = at

@@ -209,11 +209,12 @@ class PagedRunner:
         token, max_prob, ranking = found
         pieces: dict[int, Found | None] = {}
         end = 0
-        counts = zip(batch.plans, batch.first_rows, batch.wanted.counts, strict=True)
+        outline = batch.outline
+        counts = zip(batch.plans, outline.first_rows, batch.wanted.counts, strict=True)
         for (slot, plan), row, count in counts:
             here = slice(end, end := end + count)
             pieces[slot] = token[here], max_prob[here], ranking[here]
-            self._slots[slot].begins = batch.row_begin[row : row + len(plan.rows)]
+            self._slots[slot].begins = outline.row_begin[row : row + len(plan.rows)]
         return pieces
 
     def _check_carry(self, state: _Slot, plan: Plan) -> None:
@@ -229,12 +230,11 @@ class PagedRunner:
             raise LopaError(
                 "the model's logits are not numbers: try another dtype, or fetch the weights again"
             )
-        wanted = plan.wanted.reshape(-1).nonzero()[0]
         # In fp64, whatever they were found in, as on ranks: a threshold means the same to all.
-        arrays = np.zeros(plan.rows.size, np.int64), *np.zeros((2, plan.rows.size))
+        arrays = np.zeros(plan.rows.shape, np.int64), *np.zeros((2, *plan.rows.shape))
         for array, values in zip(arrays, found, strict=True):
-            array[wanted] = values
-        return Stats(*(array.reshape(plan.rows.shape) for array in arrays))
+            array[plan.wanted] = values
+        return Stats(*arrays)
 
     def commit(self, winners: Sequence[tuple[int, int]]) -> None:
         source, place, carries = [], [], []

@@ -190,7 +190,7 @@ class Step:
             keep(layer, k, v)
             return out
 
-        positions = torch.from_numpy(batch.positions).to(self.device)
+        positions = torch.tensor(batch.outline.positions, device=self.device)
         x = self.model.embedding(torch.from_numpy(batch.tokens).to(self.device))
         cos, sin = rope(positions, self.model.config, x.dtype)
         for index, layer in enumerate(self.model.layers):
@@ -199,13 +199,13 @@ class Step:
         yield self.model.norm(x)
 
     def _spans(self, batch: Batch, tables: Sequence[IntArray]) -> list[Span]:
-        spans = []
-        for (_, plan), row, table in zip(batch.plans, batch.first_rows, tables, strict=True):
+        spans, outline = [], batch.outline
+        for (_, plan), row, table in zip(batch.plans, outline.first_rows, tables, strict=True):
             lengths = (plan.ends - plan.start).tolist()
             blocks = plan.block_ids
             spans.append(
                 Span(
-                    begin=int(batch.row_begin[row]),
+                    begin=int(outline.row_begin[row]),
                     lengths=lengths,
                     prefix=torch.from_numpy(seen_places(table, plan)).to(self.device),
                     blocks=None if blocks is None else torch.from_numpy(blocks).to(self.device),
