@@ -208,7 +208,7 @@ class Decoder:
             self._masks[block] -= count
         chosen = chosen.reshape(-1)
         columns = chosen.nonzero()[0]
-        filled = seen.token[winner, columns]
+        filled = seen.token[winner][columns]
         self.tokens[seen.offset + columns] = filled
         self.has_eos = self._eos_rows[winner] or not self.eos_ids.isdisjoint(filled.tolist())
         self.window.close(frame, winner, self._masks)

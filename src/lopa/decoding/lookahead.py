@@ -31,7 +31,7 @@ def candidates(
 
 def spawn(columns: IntArray, row: int, seen: Seen, ranking: FloatArray) -> list[Lookahead]:
     """The row's tokens at these columns, one a branch."""
-    found = columns, seen.token[row, columns], ranking[columns], seen.max_prob[row, columns]
+    found = columns, seen.token[row][columns], ranking[columns], seen.max_prob[row][columns]
     return [
         Lookahead(seen.offset + p, t, c, m)
         for p, t, c, m in zip(*(x.tolist() for x in found), strict=True)

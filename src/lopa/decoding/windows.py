@@ -185,17 +185,15 @@ class Pipeline:
         activated = [share >= self.activate_at for share in left]
         for block in range(first, there):
             activated[block - first] |= self.activated[block]
-        existing, may_force = [], []
-        for row, ended in enumerate(eos):
-            last, force = left[-1], activated
-            if row < len(ahead):  # a lookahead is one more token in its block
-                block = ahead[row]
-                share = (size - masks[block] + 1) / size
-                force = activated.copy()
-                force[block + 1 - first] |= share >= self.activate_at
-                last = share if block + 1 == there else last
-            existing.append(there + self._grows(last, ended))
-            may_force.append(force)
+        existing = [there + self._grows(left[-1], ended) for ended in eos]
+        may_force = [activated] * len(eos)
+        for row, block in enumerate(ahead):  # a lookahead is one more token in its block
+            share = (size - masks[block] + 1) / size
+            right = block + 1 - first
+            if share >= self.activate_at and not activated[right]:
+                may_force[row] = [*activated[:right], True, *activated[right + 1 :]]
+            if block + 1 == there:
+                existing[row] = there + self._grows(share, eos[row])
         if existing[-1] == first:  # the anchor has no active block left
             return None
         return Frame(

@@ -218,8 +218,9 @@ class PagedRunner:
         return pieces
 
     def _check_carry(self, state: _Slot, plan: Plan) -> None:
-        at_edge = self.config.shift and plan.start and plan.wanted[:, 0].any()
-        if at_edge and state.carry_position != plan.start - 1:
+        if not self.config.shift or not plan.start or state.carry_position == plan.start - 1:
+            return
+        if plan.wanted[:, 0].any():
             raise RuntimeError(f"no logits remembered for position {plan.start}")
 
     @staticmethod
