@@ -105,13 +105,14 @@ class _Shape(NamedTuple):
     slot: int
     start: int
     cached: int
+    width: int  # L, which may be more than any of the rows has
     ends: bytes  # [R] int64
     block_ids: bytes | None  # [L] int64
 
 
 def _shape(slot: int, plan: Plan) -> _Shape:
     ids = None if plan.block_ids is None else plan.block_ids.tobytes()
-    return _Shape(slot, plan.start, plan.cached, plan.ends.tobytes(), ids)
+    return _Shape(slot, plan.start, plan.cached, plan.rows.shape[1], plan.ends.tobytes(), ids)
 
 
 @lru_cache(maxsize=64)
@@ -129,8 +130,7 @@ def _outline(shapes: tuple[_Shape, ...]) -> Outline:
     blocks = np.zeros(size, np.int64)
     flat = 0
     for shape, of_plan in zip(shapes, ends, strict=True):
-        columns = np.arange(shape.start, of_plan.max())
-        inside = columns < of_plan[:, None]
+        inside = np.arange(shape.start, shape.start + shape.width) < of_plan[:, None]
         if shape.block_ids is not None:
             ids = np.frombuffer(shape.block_ids, np.int64)[None].repeat(len(of_plan), axis=0)
             blocks[flat : flat + inside.sum()] = ids[inside]
