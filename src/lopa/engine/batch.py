@@ -32,10 +32,10 @@ class Wanted(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """Where T tokens stand in R rows, whichever tokens. All arrays are int64, and for reading only.
+    """Where T tokens stand in R rows, whichever tokens. Arrays are for reading only.
 
-    The same object from round to round, as long as no window moves: whoever has laid it out has
-    nothing to do again.
+    The same object from round to round, as long as no window moves and no row comes or goes:
+    whoever has laid it out has nothing to do again. Integers are int64.
     """
 
     first_rows: list[int]  # by plan: its first row
@@ -135,6 +135,7 @@ def _outline(shapes: tuple[_Shape, ...]) -> Outline:
             ids = np.frombuffer(shape.block_ids, np.int64)[None].repeat(len(of_plan), axis=0)
             blocks[flat : flat + inside.sum()] = ids[inside]
         flat += int(inside.sum())
+        inside.flags.writeable = False
         all_inside.append(None if inside.all() else inside)
     arrays = positions, blocks, row_begin, row_length, row_start, row_cached, row_slot
     for array in arrays:

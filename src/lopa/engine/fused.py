@@ -39,6 +39,8 @@ _MOST_GRAPHS = 96  # sizes of the layers, of two graphs each, and as many of the
 _SLOTS = 256  # to begin with
 _FIRST_LAYERS = 1  # in the graph that is started first
 
+_UNKNOWN = Moves(*np.zeros((4, 0), np.int64))  # none that is ever asked for
+
 _Sizes = TypeVar("_Sizes")
 _Graph = TypeVar("_Graph")
 
@@ -56,9 +58,11 @@ class _BodyGraph:
         """Only with what has changed: the device waits for it."""
         layout.fill_tokens(self.arrays, batch)
         if self.outline is not batch.outline:
+            self.outline = None  # should this be interrupted
             layout.fill_outline(self.arrays, batch.outline, group)
             self.outline = batch.outline
         if self.moves is not moves:
+            self.moves = _UNKNOWN
             layout.fill_moves(self.arrays, moves)
             self.moves = moves
 

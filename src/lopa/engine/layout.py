@@ -43,7 +43,7 @@ class HeadSizes(NamedTuple):
 
 
 class Body(NamedTuple, Generic[_A]):
-    """int32 each; see Batch and Rows for what they mean."""
+    """int32 each; see Outline and Rows for what they mean."""
 
     tokens: _A  # [T]
     positions: _A

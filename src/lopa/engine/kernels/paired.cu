@@ -27,7 +27,7 @@
 //   COPYING, MULTIPLYING  registers of a thread that does that
 
 #include "hopper.h"
-#include "mma.h"  // by paired.py: mma, sums += weight · xᵀ, for a group's 64 rows and a part of the tokens
+#include "mma.h"  // by paired.py: mma, sums += weight · xᵀ, for a group's rows and a part of the tokens
 
 constexpr int ROWS = 64 * WORKERS;        // of the weight
 constexpr int WIDTH = GATED ? 32 : 64;    // columns of the result that a group makes
@@ -149,7 +149,8 @@ struct Copies {
   }
 };
 
-// By one thread, of few registers: loops stay loops. There are at least STAGES chunks, and every block has a unit.
+// By one thread, of few registers: loops stay loops. There are at least STAGES chunks, and every block
+// has a unit.
 __device__ __forceinline__ void copy_all(
     const Ring& ring, const Units& units, const Copies& copies, int chunks) {
   int unit = units.first;

@@ -21,29 +21,25 @@ PAIR = 2  # blocks, which share the weights of two tiles of tokens
 CHUNK = 64  # of the inner axis, that a stage holds
 _GROUP = 16  # rows of the weight that are together: see `arranged`
 _EIGHT = 8  # of them, and tokens, that wgmma has together
-_ROWS = 64  # of a wgmma
+_WORKERS = 3  # groups of four warps that multiply, each 64 rows of the weight
+ROWS = 64 * _WORKERS  # of the weight, of a tile
+_THREADS = 128 * (1 + _WORKERS)
+_REGISTERS = 65536 // _THREADS // 8 * 8  # that a thread is launched with: all there are, by eights
+_COPYING = 32  # registers of a thread that copies
+_MULTIPLYING = (_REGISTERS * (1 + _WORKERS) - _COPYING) // _WORKERS // 8 * 8  # what is left
 _MOST_TOKENS = 256  # of a tile
 _MOST_AT_ONCE = 192  # of a wgmma: the compiler has no registers for the sums of more
 _LEAST_TOKENS = {True: 192, False: 337}  # of a batch, gated or not
-_WORKERS = (3, 2)  # groups of four warps that multiply
 _MOST_STAGES = 6
-_COPYING = 32  # registers of a thread that copies
 _SHARED = 227 * 1024 - 512  # bytes, less some for barriers
 _ALIGNMENT = 1024  # of the stages
-_REGISTERS = 65536  # of a processor
 
 
 class Plan(NamedTuple):
     """How a product is cut into tiles, and who makes them."""
 
     tokens: int  # of a tile
-    workers: int  # groups of four warps, each with 64 rows of the weight
     gated: bool
-
-    @property
-    def rows(self) -> int:
-        """Of the weight, of a tile."""
-        return _ROWS * self.workers
 
     @property
     def parts(self) -> int:
@@ -52,18 +48,12 @@ class Plan(NamedTuple):
 
     @property
     def threads(self) -> int:
-        return 128 * (1 + self.workers)
+        return _THREADS
 
     @property
     def launched(self) -> int:
-        """Registers that a thread is launched with: all there are, by eights."""
-        return _REGISTERS // self.threads // 8 * 8
-
-    @property
-    def multiplying(self) -> int:
-        """Registers of a thread that multiplies: what is left by those that copy, by eights."""
-        left = self.launched * (1 + self.workers) - _COPYING
-        return min(232, left // self.workers // 8 * 8)
+        """Registers that a thread is launched with."""
+        return _REGISTERS
 
     @property
     def stages(self) -> int:
@@ -76,11 +66,11 @@ class Plan(NamedTuple):
 
     @property
     def _stage(self) -> int:
-        return (self.tokens + self.rows) * CHUNK * 2
+        return (self.tokens + ROWS) * CHUNK * 2
 
     def units(self, tokens: int, rows: int) -> int:
         """Tiles, two at a time."""
-        return -(-tokens // (PAIR * self.tokens)) * -(-rows // self.rows)
+        return -(-tokens // (PAIR * self.tokens)) * -(-rows // ROWS)
 
     def blocks(self, tokens: int, rows: int, processors: int) -> int:
         """One a processor, in whole pairs, and none without a tile."""
@@ -89,21 +79,21 @@ class Plan(NamedTuple):
     def time(self, tokens: int, rows: int, processors: int) -> int:
         """Of the busiest block, in sums."""
         pairs = self.blocks(tokens, rows, processors) // PAIR
-        return -(-self.units(tokens, rows) // pairs) * self.tokens * self.rows
+        return -(-self.units(tokens, rows) // pairs) * self.tokens * ROWS
 
 
 def plan(tokens: int, rows: int, inner: int, processors: int, *, gated: bool) -> Plan | None:
     """For a weight [rows, inner]; None where the library is better."""
-    if tokens < _LEAST_TOKENS[gated] or rows % _GROUP or inner % CHUNK:
+    if tokens < _LEAST_TOKENS[gated] or not rows or rows % _GROUP or processors < PAIR:
         return None
     tiles = PAIR * -(-tokens // (PAIR * _MOST_TOKENS))
-    each = -(-tokens // (tiles * 2 * _EIGHT)) * 2 * _EIGHT
-    plans = [Plan(each, workers, gated) for workers in _WORKERS]
-    best = min(plans, key=lambda one: one.time(tokens, rows, processors))
-    if inner < best.stages * CHUNK:
+    made = Plan(-(-tokens // (tiles * 2 * _EIGHT)) * 2 * _EIGHT, gated)
+    if inner % CHUNK or inner < made.stages * CHUNK:
         return None
-    is_idle = 10 * tokens * rows < 9 * best.time(tokens, rows, processors) * processors  # a tenth
-    return None if is_idle else best
+    if (tiles - 1) * made.tokens >= tokens:  # the last one would be nothing but padding
+        return None
+    is_idle = 10 * tokens * rows < 9 * made.time(tokens, rows, processors) * processors  # a tenth
+    return None if is_idle else made
 
 
 def suits(x: Tensor, weight: Tensor, *, gated: bool) -> bool:
@@ -131,7 +121,7 @@ def paired(x: Tensor, weight: Tensor, *, gated: bool) -> Tensor:
     columns = rows // 2 if gated else rows
     out = x.new_empty(tokens, columns)
     x_map = cuda.TensorMap(x, (made.tokens, CHUNK))
-    half = made.rows // PAIR // _GROUP, 2, _EIGHT, CHUNK  # that either of a pair fetches
+    half = ROWS // PAIR // _GROUP, 2, _EIGHT, CHUNK  # that either of a pair fetches
     weight_map = cuda.TensorMap(arranged(weight, gated=gated), half)
     blocks = made.blocks(tokens, rows, hopper.processors(x.device))
     kernel.launch((blocks,), x_map, weight_map, out, tokens, columns, inner)
@@ -142,13 +132,13 @@ def binary(made: Plan) -> cuda.Binary:
     sizes = {
         "TOKENS": made.tokens,
         "PARTS": made.parts,
-        "WORKERS": made.workers,
+        "WORKERS": _WORKERS,
         "GATED": int(made.gated),
         "CHUNK": CHUNK,
         "STAGES": made.stages,
         "THREADS": made.threads,
         "COPYING": _COPYING,
-        "MULTIPLYING": made.multiplying,
+        "MULTIPLYING": _MULTIPLYING,
     }
     return hopper.compiled("paired.cu", sizes, _mma(made.tokens // made.parts))
 
