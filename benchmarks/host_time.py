@@ -25,7 +25,7 @@ from lopa.config import AUTO_BRANCHES
 from lopa.engine import layout
 from lopa.engine.batch import Batch
 from lopa.engine.calibration import steady_session
-from lopa.engine.fused import FusedStep, _BodyGraph
+from lopa.engine.fused import FusedStep
 from lopa.engine.paged import PagedRunner
 from lopa.engine.pages import Pages
 from lopa.engine.step import Found
@@ -40,7 +40,7 @@ class NoDevice(FusedStep):
         super().__init__(model, pages)
         self.works_alone = True
         self.draw = np.random.default_rng(0)
-        self.bodies: dict[layout.BodySizes, _BodyGraph] = {}
+        self.bodies: dict[layout.BodySizes, layout.BodyArrays] = {}
         self.heads: dict[layout.HeadSizes, layout.Head[IntArray]] = {}
         self.started = self.answered = 0.0
         self.wanted = 0
@@ -51,8 +51,7 @@ class NoDevice(FusedStep):
         sizes = layout.body_sizes(batch, self._group)
         self._make_room(sizes.tokens)
         if sizes not in self.bodies:
-            arrays = layout.body_arrays(layout.body_buffer(sizes), sizes)
-            self.bodies[sizes] = _BodyGraph([], arrays, ())
+            self.bodies[sizes] = layout.BodyArrays(layout.body_buffer(sizes), sizes)
         self.bodies[sizes].fill(batch, None, self._group)
         self.started = time.perf_counter()
         head = layout.head_sizes(batch, configs)

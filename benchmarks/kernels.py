@@ -27,9 +27,9 @@ from lopa.engine.fused import FusedStep
 from lopa.engine.kernels import pointwise
 from lopa.engine.kernels.attention import TILE, Rows, attend
 from lopa.engine.kernels.confidence import RANKINGS, confidence
-from lopa.engine.kernels.hopper import available
+from lopa.engine.kernels.hopper import arranged, available
 from lopa.engine.kernels.matmul import scaled_matmul
-from lopa.engine.kernels.packed import Packed, arranged, packed
+from lopa.engine.kernels.packed import Packed, packed
 from lopa.engine.kernels.paired import paired, suits
 from lopa.engine.packed import PackedLinear
 from lopa.engine.paged import PagedRunner
@@ -162,8 +162,10 @@ def check_paired(device: Any) -> dict[str, float]:
         print("check_paired: this device goes by the library")
         return {}
     found: dict[str, float] = {}
-    shapes = (2 * 18944, 3584, True), (2 * 12288, 4096, True), (152064, 3584, False)
-    shapes += ((126464, 4096, False),)  # its last tile is not whole
+    shapes = (
+        *((2 * 18944, 3584, True), (2 * 12288, 4096, True)),
+        *((152064, 3584, False), (126464, 4096, False)),  # the last tile is whole, and is not
+    )
     for rows, inner, gated in shapes:
         weight = (0.02 * torch.randn(rows, inner, device=device)).bfloat16()
         for tokens in (192, 225, 256, 320, 380, 416, 500, 512, 640, 1024):

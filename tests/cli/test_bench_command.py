@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from cli_support import DUMMY, Run
+
+from lopa import LLM
 
 
 def test_round(run: Run) -> None:
@@ -16,10 +19,16 @@ def test_round(run: Run) -> None:
         (0, 64, 64),
         (2, 64, 192),
     ]
+    parts = LLM("dummy:dream-tiny").model.named_parameters()
+    weights = sum(part.numel() for name, part in parts if name != "embedding.weight")
     for line in lines:
         assert line["rounds"] == 3
         assert 0 < line["forward_ms"] <= line["round_ms"]
-        assert line["ratio"] > 0.2  # a floor well above the time would be a wrong floor
+        # Every weight read once, and used once a token; of the embeddings a row is read.
+        read = 4 * weights / found["bytes_per_second"]
+        done = 2 * weights * line["tokens"] / found["flops_per_second"]
+        assert line["floor_ms"] == pytest.approx(1e3 * max(read, done))
+        assert line["ratio"] == pytest.approx(line["round_ms"] / line["floor_ms"])
     assert {"torch", "dtype", "device"} <= set(found["host"])
     assert "×floor" in run(*command[:4], "--branches", "0", "--window", "32", "--rounds", "1").out
 

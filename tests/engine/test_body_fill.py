@@ -9,9 +9,8 @@ import pytest
 
 from lopa.engine import layout
 from lopa.engine.batch import make_batch
-from lopa.engine.fused import _BodyGraph
 from lopa.engine.kernels.moves import Moves
-from lopa.engine.layout import Body, BodySizes
+from lopa.engine.layout import Body, BodyArrays, BodySizes
 from lopa.sequence import IntArray, Plan
 
 GROUP = 7
@@ -34,8 +33,8 @@ def some_moves(generator: np.random.Generator) -> Moves[IntArray] | None:
     return Moves(*(generator.integers(0, 96, length) for length in lengths))
 
 
-def empty() -> _BodyGraph:
-    return _BodyGraph([], layout.body_arrays(layout.body_buffer(SIZES), SIZES), ())
+def empty() -> BodyArrays:
+    return BodyArrays(layout.body_buffer(SIZES), SIZES)
 
 
 def told(body: Body[IntArray], tokens: int, rows: int) -> list[list[int]]:
@@ -87,3 +86,25 @@ def test_the_same_tokens_are_not_told_twice(monkeypatch: pytest.MonkeyPatch) -> 
     batch.tokens = batch.tokens + 1
     body.fill(batch, None, GROUP)
     assert body.arrays.tokens[: batch.size].tolist() == batch.tokens.tolist()
+
+
+@pytest.mark.parametrize("name", ["fill_outline", "fill_moves"])
+def test_what_was_interrupted_is_done_again(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    generator = np.random.default_rng(1)
+    first, second = (make_batch([(slot, a_plan(generator))], shift=True) for slot in range(2))
+    body, fresh = empty(), empty()
+    body.fill(first, None, GROUP)
+    whole = getattr(layout, name)
+
+    def interrupted(*given: object) -> None:
+        whole(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(layout, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        body.fill(second, Moves(*np.ones((4, 1), np.int64)), GROUP)
+    monkeypatch.undo()
+    for one in (body, fresh):
+        one.fill(first, None, GROUP)
+    sizes = first.size, len(first.outline.row_begin)
+    assert told(body.arrays, *sizes) == told(fresh.arrays, *sizes)

@@ -47,7 +47,7 @@ def begin(server: Server, count: int = 1, **body: Any) -> list[threading.Thread]
     threads = [threading.Thread(target=read) for _ in range(count)]
     for thread in threads:
         thread.start()
-    until(lambda: len(server.slots()) == before + count, 10)
+    until(lambda: len(server.slots()) == before + count, 30)
     return threads
 
 
@@ -211,7 +211,7 @@ def test_waiting_requests_survive_the_engine_too(small: Server, llm: LLM) -> Non
     wanted = alone(llm, 100)
     with ThreadPoolExecutor(3) as pool:
         asked = [pool.submit(small.complete, **SLOW, max_tokens=100) for _ in range(3)]
-        until(lambda: any(slot["rounds"] for slot in small.slots()), 10)
+        until(lambda: any(slot["rounds"] for slot in small.slots()), 30)
         os.kill(small.engine_pid, signal.SIGKILL)
         until(lambda: not small.ready, 5)
         assert small.http.get("/health").json()["state"] == "restarting"

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from lopa.config import DecodeConfig
 from lopa.engine import layout
-from lopa.engine.batch import Batch, Outline
+from lopa.engine.batch import Batch
 from lopa.engine.kernels import pointwise
 from lopa.engine.kernels.attention import Rows, attend
 from lopa.engine.kernels.confidence import confidence
 from lopa.engine.kernels.moves import Moves, Staged, gather, settle
 from lopa.engine.kernels.paired import paired, suits
-from lopa.engine.layout import Body, BodySizes, Head, HeadSizes
+from lopa.engine.layout import Body, BodyArrays, BodySizes, Head, HeadSizes
 from lopa.engine.packed import PackedLinear
 from lopa.engine.pages import PAGE, Pages, pages_for
 from lopa.engine.products import products_on
@@ -39,8 +39,6 @@ _MOST_GRAPHS = 96  # sizes of the layers, of two graphs each, and as many of the
 _SLOTS = 256  # to begin with
 _FIRST_LAYERS = 1  # in the graph that is started first
 
-_UNKNOWN = Moves(*np.zeros((4, 0), np.int64))  # none that is ever asked for
-
 _Sizes = TypeVar("_Sizes")
 _Graph = TypeVar("_Graph")
 
@@ -48,23 +46,8 @@ _Graph = TypeVar("_Graph")
 @dataclass(slots=True)
 class _BodyGraph:
     graphs: list[torch.cuda.CUDAGraph]  # to be replayed in turn
-    arrays: Body[IntArray]  # parts of a pinned buffer, which a replay reads
+    inputs: BodyArrays  # parts of a pinned buffer, which a replay reads
     buffers: tuple[Tensor, ...]  # what the graph reads and writes, kept as long as it
-    # What the arrays tell, besides tokens
-    outline: Outline | None = None
-    moves: Moves[IntArray] | None = None
-
-    def fill(self, batch: Batch, moves: Moves[IntArray] | None, group: int) -> None:
-        """Only with what has changed: the device waits for it."""
-        layout.fill_tokens(self.arrays, batch)
-        if self.outline is not batch.outline:
-            self.outline = None  # should this be interrupted
-            layout.fill_outline(self.arrays, batch.outline, group)
-            self.outline = batch.outline
-        if self.moves is not moves:
-            self.moves = _UNKNOWN
-            layout.fill_moves(self.arrays, moves)
-            self.moves = moves
 
 
 @dataclass(slots=True)
@@ -137,7 +120,7 @@ class FusedStep(Step):
         if sizes not in self._bodies:
             self.settle()  # a trial run of what is captured would write over it
         body = _kept(self._bodies, sizes, self._capture_body)
-        body.fill(batch, self._committed, self._group)
+        body.inputs.fill(batch, self._committed, self._group)
         self._committed = None
         self._is_timed = self.timed
         if self._is_timed:
@@ -274,7 +257,7 @@ class FusedStep(Step):
                 if layers == _FIRST_LAYERS:
                     yield
 
-        arrays = layout.body_arrays(on_host, sizes)
+        arrays = BodyArrays(on_host, sizes)
         return _BodyGraph(self._capture(work), arrays, (on_host, on_device))
 
     @torch.inference_mode()
@@ -313,9 +296,7 @@ class FusedStep(Step):
         """What the layers read, where there is no graph."""
         sizes = layout.body_sizes(batch, self._group)
         on_host = layout.body_buffer(sizes)
-        arrays = layout.body_arrays(on_host, sizes)
-        layout.fill_tokens(arrays, batch)
-        layout.fill_outline(arrays, batch.outline, self._group)
+        BodyArrays(on_host, sizes).fill(batch, None, self._group)
         return layout.cut_body(on_host.to(self.device), sizes)
 
     def _body(self, inputs: Body[Tensor]) -> Iterator[None]:

@@ -123,9 +123,29 @@ def cut_head(buffer: Tensor, sizes: HeadSizes) -> Head[Tensor]:
     )
 
 
-def body_arrays(buffer: Tensor, sizes: BodySizes) -> Body[IntArray]:
-    """The same cuts of a buffer on the host."""
-    return Body(*(part.numpy() for part in cut_body(buffer, sizes)))
+class BodyArrays:
+    """The same cuts of a buffer on the host, in which there is nothing yet."""
+
+    def __init__(self, buffer: Tensor, sizes: BodySizes) -> None:
+        self.arrays: Body[IntArray] = Body(*(part.numpy() for part in cut_body(buffer, sizes)))
+        # What they tell, besides tokens
+        self.outline: Outline | None = None
+        self.has_moves = False
+
+    def fill(self, batch: Batch, moves: Moves[IntArray] | None, group: int) -> None:
+        """Only with what has changed, since the device waits for it; moves None: none to settle.
+
+        What is about to be written is forgotten first: it may be interrupted.
+        """
+        self.arrays.tokens[: batch.size] = batch.tokens
+        if self.outline is not batch.outline:
+            self.outline = None
+            fill_outline(self.arrays, batch.outline, group)
+            self.outline = batch.outline
+        if moves is not None or self.has_moves:
+            self.has_moves = True
+            fill_moves(self.arrays, moves or _NO_MOVES)
+            self.has_moves = moves is not None
 
 
 def head_arrays(buffer: Tensor, sizes: HeadSizes) -> Head[IntArray]:
@@ -141,9 +161,8 @@ def moves_of(body: Body[Tensor]) -> Moves[Tensor]:
     return Moves(body.moved, body.moved_to, body.carried, body.carried_to)
 
 
-def fill_moves(to: Body[IntArray], moves: Moves[IntArray] | None) -> None:
-    """None: there is nothing to settle."""
-    source, place, carried, slot = moves or _NO_MOVES
+def fill_moves(to: Body[IntArray], moves: Moves[IntArray]) -> None:
+    source, place, carried, slot = moves
     to.moved[: len(source)] = source
     to.moved[len(source) :] = -1
     to.moved_to[: len(source)] = place
@@ -153,10 +172,6 @@ def fill_moves(to: Body[IntArray], moves: Moves[IntArray] | None) -> None:
 
 
 _NO_MOVES = Moves(*np.zeros((4, 0), np.int64))
-
-
-def fill_tokens(to: Body[IntArray], batch: Batch) -> None:
-    to.tokens[: batch.size] = batch.tokens
 
 
 def fill_outline(to: Body[IntArray], outline: Outline, group: int) -> None:

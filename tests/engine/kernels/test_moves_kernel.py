@@ -56,7 +56,7 @@ def test_gather() -> None:
 def test_nothing_is_left_of_an_earlier_round() -> None:
     sizes = layout.rounded_body(40, 2, 2)
     buffer = layout.body_buffer(sizes)
-    arrays, body = layout.body_arrays(buffer, sizes), layout.cut_body(buffer, sizes)
+    arrays, body = layout.BodyArrays(buffer, sizes).arrays, layout.cut_body(buffer, sizes)
     assert layout.moves_of(body).source.eq(-1).all()
     assert layout.moves_of(body).carried.eq(-1).all()
     layout.fill_moves(arrays, Moves(*np.array([[4, 5], [8, 9], [5, 1], [0, 3]])))

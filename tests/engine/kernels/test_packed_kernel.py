@@ -12,21 +12,20 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from cuda_support import bf16, check_compiled
 from safetensors import safe_open
 from torch import Tensor
 
 from lopa.engine import cuda
 from lopa.engine.kernels import hopper
 from lopa.engine.kernels import packed as module
+from lopa.engine.kernels.hopper import CHUNK, GROUP, arranged
 from lopa.engine.kernels.packed import (
-    CHUNK,
     PATCHES,
     RECORD,
-    ROWS,
     TOKENS,
     Packed,
     Plan,
-    arranged,
     binary,
     laid_out,
     packed,
@@ -102,7 +101,7 @@ def test_nothing_is_lost(kind: Any) -> None:
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -2.5e-38, 3e38, float("inf"), float("nan")])
 def test_records_of_one_value(value: float) -> None:
-    groups = torch.full((1, ROWS, CHUNK), value).bfloat16()
+    groups = torch.full((1, GROUP, CHUNK), value).bfloat16()
     found = records(groups.unflatten(1, (2, 8)))
     assert found is not None
     assert found[0, 0, 1537] == 0  # none is out of reach
@@ -117,7 +116,7 @@ def test_few_weights_are_out_of_reach() -> None:
 
 
 def test_as_many_as_there_is_room_for_and_no_more() -> None:
-    groups = torch.ones(2, ROWS, CHUNK).bfloat16()
+    groups = torch.ones(2, GROUP, CHUNK).bfloat16()
     groups[1, 2, :PATCHES] = 1e-20
     found = records(groups.unflatten(1, (2, 8)))
     assert found is not None
@@ -128,7 +127,7 @@ def test_as_many_as_there_is_room_for_and_no_more() -> None:
 
 
 def test_of_large_and_small_weights_the_fewer_are_out_of_reach() -> None:
-    groups = torch.full((1, ROWS, CHUNK), 0.01).bfloat16()
+    groups = torch.full((1, GROUP, CHUNK), 0.01).bfloat16()
     groups[0, 0, :5] = 3000.0
     found = records(groups.unflatten(1, (2, 8)))
     assert found is not None
@@ -174,7 +173,7 @@ def test_plans_hold_to_the_rules() -> None:
     made = [(shape, one, processors) for shape, one, processors in found if one is not None]
     assert len(made) > 300
     for (rows, inner), one, processors in made:
-        groups = rows // ROWS
+        groups = rows // GROUP
         assert (one.units - 1) * one.groups < groups <= one.units * one.groups
         assert 12 <= one.groups <= 20
         assert inner // CHUNK // one.split >= one.stages >= 5
@@ -187,7 +186,7 @@ def test_plans_hold_to_the_rules() -> None:
         assert given <= one.launched * one.threads
         if one.split > 1:
             assert one.blocks(processors) == one.units * one.split <= processors
-            assert one.parts == one.units * one.split * one.groups * ROWS * TOKENS * 4
+            assert one.parts == one.units * one.split * one.groups * GROUP * TOKENS * 4
         else:
             assert one.blocks(processors) == min(one.units, processors)
             assert one.parts == 0
@@ -198,13 +197,13 @@ def replay(x: Tensor, data: Tensor, made: Plan, columns: int) -> tuple[Tensor, T
     tokens, inner = x.shape
     out, written = torch.zeros(2, tokens, columns, dtype=x.dtype)
     chunks = inner // CHUNK
-    back = fragments(torch.arange(ROWS * CHUNK).view(ROWS, CHUNK)).flatten().argsort()
+    back = fragments(torch.arange(GROUP * CHUNK).view(GROUP, CHUNK)).flatten().argsort()
     for unit in range(made.units):
         for group in range(made.groups):
-            sums = torch.zeros(ROWS, tokens, dtype=x.dtype)
+            sums = torch.zeros(GROUP, tokens, dtype=x.dtype)
             for part in range(made.split):
                 for chunk in range(chunks * part // made.split, chunks * (part + 1) // made.split):
-                    bits = unpacked(data[unit, chunk, group]).flatten()[back].view(ROWS, CHUNK)
+                    bits = unpacked(data[unit, chunk, group]).flatten()[back].view(GROUP, CHUNK)
                     weight = bits.to(torch.int16).view(torch.bfloat16).to(x.dtype)
                     sums += weight @ x[:, CHUNK * chunk : CHUNK * (chunk + 1)].T
             at = unit * made.groups + group
@@ -243,7 +242,7 @@ def test_every_value_is_written_once(made: Plan) -> None:
 def test_laid_out_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, made = special(320, 128), Plan(3, 7, 1, False)
     whole = laid_out(weight, made)
-    monkeypatch.setattr(module, "_AT_ONCE", 2 * 3 * ROWS * 128)
+    monkeypatch.setattr(module, "_AT_ONCE", 2 * 3 * GROUP * 128)
     pieces = laid_out(weight, made)
     assert whole is not None
     assert pieces is not None
@@ -260,17 +259,7 @@ COMPILED += [Plan(20, 16, 8, True), Plan(20, 16, 8, False), Plan(16, 16, 8, True
 
 @pytest.mark.parametrize("made", COMPILED)
 def test_compiles_without_loss(made: Plan) -> None:
-    code, log = binary(made)
-    assert code.startswith(b"\x7fELF")
-    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in log
-    assert "Performance Loss" not in log  # as where products are made one after the other
-    assert "warning" not in log
-    # Else threads would wait for ever for registers that the block does not have.
-    assert f"Used {made.launched} registers" in log
-
-
-def bf16(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    check_compiled(binary(made), made.threads)
 
 
 @pytest.fixture

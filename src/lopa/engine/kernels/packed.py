@@ -19,21 +19,17 @@ from torch import Tensor
 
 from lopa.engine import cuda
 from lopa.engine.kernels import hopper
+from lopa.engine.kernels.hopper import ALIGNMENT, CHUNK, GROUP, STAGES_BYTES, arranged
 
 TOKENS = 64  # at most
-ROWS = 16  # of a group
-CHUNK = 64  # of the inner axis
 PATCHES = 7  # weights of a record that may be out of reach
-RECORD = ROWS * CHUNK * 12 // 8 + 4 + 4 * PATCHES  # bytes
+RECORD = GROUP * CHUNK * 12 // 8 + 4 + 4 * PATCHES  # bytes
 _REACH = 8  # values that three bits tell
 _BASES = 6  # that are tried: the highest that is good for the largest weight, and lower ones
 _MOST_GROUPS = 20  # of a unit: the sums of more do not fit in the registers
 _LEAST_GROUPS = 12  # of a unit: with 7 of them, which read more of x, Dream's down was slower
 _MOST_SPLITS = 8
 _LEAST_BYTES = 64 << 20  # of a weight in bf16: below it the library is as fast
-_SHARED = 227 * 1024 - 512  # bytes, less some for barriers
-_ALIGNMENT = 1024  # of the stages
-_REGISTERS = 65536  # of a processor
 _COPYING = 40  # registers of a thread that copies
 _AT_ONCE = 1 << 24  # weights that are packed at once: what is made on the way is many times larger
 
@@ -53,8 +49,8 @@ class Plan(NamedTuple):
 
     @property
     def launched(self) -> int:
-        """Registers that a thread is launched with: all there are, by eights."""
-        return _REGISTERS // self.threads // 8 * 8
+        """Registers that a thread is launched with."""
+        return hopper.registers(self.threads)
 
     @property
     def multiplying(self) -> int:
@@ -64,12 +60,12 @@ class Plan(NamedTuple):
 
     @property
     def stages(self) -> int:
-        return (_SHARED - _ALIGNMENT) // self._stage
+        return STAGES_BYTES // self._stage
 
     @property
     def shared(self) -> int:
         """Bytes of shared memory."""
-        return self.stages * self._stage + _ALIGNMENT
+        return self.stages * self._stage + ALIGNMENT
 
     @property
     def _stage(self) -> int:
@@ -78,7 +74,7 @@ class Plan(NamedTuple):
     @property
     def parts(self) -> int:
         """Bytes in which blocks that share a unit leave their sums."""
-        return 0 if self.split == 1 else self.units * self.split * self.groups * ROWS * TOKENS * 4
+        return 0 if self.split == 1 else self.units * self.split * self.groups * GROUP * TOKENS * 4
 
     def blocks(self, processors: int) -> int:
         return min(self.units, processors) * self.split
@@ -86,9 +82,9 @@ class Plan(NamedTuple):
 
 def plan(rows: int, inner: int, processors: int, *, gated: bool) -> Plan | None:
     """None where the library is as good."""
-    if rows % (2 * ROWS) or inner % CHUNK or 2 * rows * inner < _LEAST_BYTES:
+    if rows % (2 * GROUP) or inner % CHUNK or 2 * rows * inner < _LEAST_BYTES:
         return None
-    groups, chunks = rows // ROWS, inner // CHUNK
+    groups, chunks = rows // GROUP, inner // CHUNK
     plans = []
     for split in range(1, _MOST_SPLITS + 1):
         at_once = processors // split  # units
@@ -162,7 +158,7 @@ def planned(weight: Tensor, *, gated: bool) -> Plan | None:
 
 def packed_bytes(weight: Tensor) -> int:
     """That it takes in memory, but for the groups of nothing in its last unit."""
-    return weight.numel() * RECORD // (ROWS * CHUNK)
+    return weight.numel() * RECORD // (GROUP * CHUNK)
 
 
 def laid_out(weight: Tensor, made: Plan) -> Tensor | None:
@@ -171,7 +167,7 @@ def laid_out(weight: Tensor, made: Plan) -> Tensor | None:
     chunks = weight.shape[1] // CHUNK
     shape = made.units, chunks, made.groups, RECORD
     data = torch.zeros(shape, dtype=torch.uint8, device=weight.device)
-    step = max(1, _AT_ONCE // (made.groups * ROWS * weight.shape[1]))  # units
+    step = max(1, _AT_ONCE // (made.groups * GROUP * weight.shape[1]))  # units
     for begin in range(0, made.units, step):
         here = groups[begin * made.groups : (begin + step) * made.groups]
         found = records(here)
@@ -180,16 +176,6 @@ def laid_out(weight: Tensor, made: Plan) -> Tensor | None:
         for unit, part in enumerate(found.split(made.groups), begin):
             data[unit, :, : len(part)] = part.transpose(0, 1)
     return data
-
-
-def arranged(weight: Tensor, *, gated: bool) -> Tensor:
-    """[rows, inner] → [groups, 2, 8, inner], a group's rows as wgmma has them.
-
-    A thread has q of either eight: 2q and 2q + 1 of the weight, or q of gate and of up.
-    """
-    if gated:
-        return weight.unflatten(0, (2, -1, 8)).transpose(0, 1)
-    return weight.unflatten(0, (-1, 8, 2)).transpose(1, 2)
 
 
 def records(groups: Tensor) -> Tensor | None:
@@ -257,30 +243,11 @@ def binary(made: Plan) -> cuda.Binary:
         "MULTIPLYING": made.multiplying,
         "PATIENCE": made.patience,
     }
-    return hopper.compiled("packed.cu", sizes, _mma())
-
-
-def _mma() -> str:
-    """One wgmma of 64 rows of the weight, from registers, TOKENS and 16 of the inner axis."""
-    sums = TOKENS // 2
-    registers = ", ".join(f"%{i}" for i in range(sums))
-    operands = ", ".join(f'"+f"(sums[{i}])' for i in range(sums))
-    weights = ", ".join(f"%{sums + i}" for i in range(4))
-    return f"""
-__device__ __forceinline__ void mma(
-    float (&sums)[{sums}], const unsigned (&weight)[4], unsigned long long x, int add) {{
-  asm volatile(
-      "{{\\n.reg .pred p;\\n"
-      "setp.ne.b32 p, %{sums + 5}, 0;\\n"  // else the sums begin from zero
-      "wgmma.mma_async.sync.aligned.m64n{TOKENS}k16.f32.bf16.bf16 "
-      "{{{registers}}}, {{{weights}}}, %{sums + 4}, p, 1, 1, 0;\\n}}"
-      : {operands}
-      : "r"(weight[0]), "r"(weight[1]), "r"(weight[2]), "r"(weight[3]), "l"(x), "r"(add));
-}}
-"""
+    return hopper.compiled("packed.cu", sizes, hopper.mma(TOKENS, in_registers=True))
 
 
 @cache
 def _kernel(device: torch.device, made: Plan) -> cuda.Kernel | None:
     lost = "weights are not packed, and read more slowly"
-    return hopper.kernel(device, "packed", lambda: binary(made), made, lost)
+    sizes = {"threads": made.threads, "shared": made.shared}
+    return hopper.kernel(device, "packed", lambda: binary(made), **sizes, lost=lost)

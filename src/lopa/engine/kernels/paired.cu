@@ -8,7 +8,7 @@
 // after another. Its first warp copies by TMA what the others, WORKERS groups of four warps, multiply
 // by wgmma, through a ring of STAGES. A group has 64 rows: the tensor map turns every sixteen of them
 // so that a thread gets two neighbours of the same token, or both factors of one value (`arranged` in
-// packed.py).
+// hopper.py).
 //
 // The tokens are wgmma's right factor, which goes through the tensor cores one token after another:
 // where neighbours are alike, fewer bits change, and with so many tokens a product takes as long as

@@ -15,24 +15,18 @@ from torch import Tensor
 
 from lopa.engine import cuda
 from lopa.engine.kernels import hopper
-from lopa.engine.kernels.packed import arranged
+from lopa.engine.kernels.hopper import ALIGNMENT, CHUNK, EIGHT, GROUP, STAGES_BYTES, arranged
 
 PAIR = 2  # blocks, which share the weights of two tiles of tokens
-CHUNK = 64  # of the inner axis, that a stage holds
-_GROUP = 16  # rows of the weight that are together: see `arranged`
-_EIGHT = 8  # of them, and tokens, that wgmma has together
 _WORKERS = 3  # groups of four warps that multiply, each 64 rows of the weight
 ROWS = 64 * _WORKERS  # of the weight, of a tile
 _THREADS = 128 * (1 + _WORKERS)
-_REGISTERS = 65536 // _THREADS // 8 * 8  # that a thread is launched with: all there are, by eights
-_COPYING = 32  # registers of a thread that copies
-_MULTIPLYING = (_REGISTERS * (1 + _WORKERS) - _COPYING) // _WORKERS // 8 * 8  # what is left
+_COPYING = 32  # registers of a thread that does; one that multiplies has what is left, by eights
+_MULTIPLYING = (hopper.registers(_THREADS) * (1 + _WORKERS) - _COPYING) // _WORKERS // 8 * 8
 _MOST_TOKENS = 256  # of a tile
 _MOST_AT_ONCE = 192  # of a wgmma: the compiler has no registers for the sums of more
 _LEAST_TOKENS = {True: 192, False: 337}  # of a batch, gated or not
 _MOST_STAGES = 6
-_SHARED = 227 * 1024 - 512  # bytes, less some for barriers
-_ALIGNMENT = 1024  # of the stages
 
 
 class Plan(NamedTuple):
@@ -47,22 +41,13 @@ class Plan(NamedTuple):
         return -(-self.tokens // _MOST_AT_ONCE)
 
     @property
-    def threads(self) -> int:
-        return _THREADS
-
-    @property
-    def launched(self) -> int:
-        """Registers that a thread is launched with."""
-        return _REGISTERS
-
-    @property
     def stages(self) -> int:
-        return min(_MOST_STAGES, (_SHARED - _ALIGNMENT) // self._stage)
+        return min(_MOST_STAGES, STAGES_BYTES // self._stage)
 
     @property
     def shared(self) -> int:
         """Bytes of shared memory."""
-        return self.stages * self._stage + _ALIGNMENT
+        return self.stages * self._stage + ALIGNMENT
 
     @property
     def _stage(self) -> int:
@@ -84,10 +69,10 @@ class Plan(NamedTuple):
 
 def plan(tokens: int, rows: int, inner: int, processors: int, *, gated: bool) -> Plan | None:
     """For a weight [rows, inner]; None where the library is better."""
-    if tokens < _LEAST_TOKENS[gated] or not rows or rows % _GROUP or processors < PAIR:
+    if tokens < _LEAST_TOKENS[gated] or not rows or rows % GROUP or processors < PAIR:
         return None
     tiles = PAIR * -(-tokens // (PAIR * _MOST_TOKENS))
-    made = Plan(-(-tokens // (tiles * 2 * _EIGHT)) * 2 * _EIGHT, gated)
+    made = Plan(-(-tokens // (tiles * 2 * EIGHT)) * 2 * EIGHT, gated)
     if inner % CHUNK or inner < made.stages * CHUNK:
         return None
     if (tiles - 1) * made.tokens >= tokens:  # the last one would be nothing but padding
@@ -121,7 +106,7 @@ def paired(x: Tensor, weight: Tensor, *, gated: bool) -> Tensor:
     columns = rows // 2 if gated else rows
     out = x.new_empty(tokens, columns)
     x_map = cuda.TensorMap(x, (made.tokens, CHUNK))
-    half = ROWS // PAIR // _GROUP, 2, _EIGHT, CHUNK  # that either of a pair fetches
+    half = ROWS // PAIR // GROUP, 2, EIGHT, CHUNK  # that either of a pair fetches
     weight_map = cuda.TensorMap(arranged(weight, gated=gated), half)
     blocks = made.blocks(tokens, rows, hopper.processors(x.device))
     kernel.launch((blocks,), x_map, weight_map, out, tokens, columns, inner)
@@ -136,30 +121,12 @@ def binary(made: Plan) -> cuda.Binary:
         "GATED": int(made.gated),
         "CHUNK": CHUNK,
         "STAGES": made.stages,
-        "THREADS": made.threads,
+        "THREADS": _THREADS,
         "COPYING": _COPYING,
         "MULTIPLYING": _MULTIPLYING,
     }
-    return hopper.compiled("paired.cu", sizes, _mma(made.tokens // made.parts))
-
-
-def _mma(tokens: int) -> str:
-    """One wgmma of 64 rows of the weight, so many tokens and 16 of the inner axis."""
-    sums = tokens // 2
-    registers = ", ".join(f"%{i}" for i in range(sums))
-    operands = ", ".join(f'"+f"(sums[{i}])' for i in range(sums))
-    return f"""
-__device__ __forceinline__ void mma(
-    float (&sums)[{sums}], unsigned long long weight, unsigned long long x, int add) {{
-  asm volatile(
-      "{{\\n.reg .pred p;\\n"
-      "setp.ne.b32 p, %{sums + 2}, 0;\\n"  // else the sums begin from zero
-      "wgmma.mma_async.sync.aligned.m64n{tokens}k16.f32.bf16.bf16 "
-      "{{{registers}}}, %{sums}, %{sums + 1}, p, 1, 1, 0, 0;\\n}}"
-      : {operands}
-      : "l"(weight), "l"(x), "r"(add));
-}}
-"""
+    mma = hopper.mma(made.tokens // made.parts, in_registers=False)
+    return hopper.compiled("paired.cu", sizes, mma)
 
 
 def _plan_of(x: Tensor, weight: Tensor, gated: bool) -> Plan | None:
@@ -170,4 +137,5 @@ def _plan_of(x: Tensor, weight: Tensor, gated: bool) -> Plan | None:
 @cache
 def _kernel(device: torch.device, made: Plan) -> cuda.Kernel | None:
     lost = "products go by the library, a little slower"
-    return hopper.kernel(device, "paired", lambda: binary(made), made, lost)
+    sizes = {"threads": _THREADS, "shared": made.shared}
+    return hopper.kernel(device, "paired", lambda: binary(made), **sizes, lost=lost)
