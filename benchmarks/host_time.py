@@ -49,7 +49,6 @@ class NoDevice(FusedStep):
         self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
     ) -> None:
         sizes = layout.body_sizes(batch, self._group)
-        self._make_room(sizes.tokens)
         if sizes not in self.bodies:
             self.bodies[sizes] = layout.BodyArrays(layout.body_buffer(sizes), sizes)
         self.bodies[sizes].fill(batch, None, self._group)

@@ -21,9 +21,11 @@ BlockState = Literal["semi", "active", "to_cache", "in_cache"]
 FinishReason = Literal["eos", "stop", "length", "rounds"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Plan:
     """One forward of one sequence: R rows (branches) over the positions from `start` on.
+
+    Nobody changes it once it is made: it is equal to itself alone.
 
     A row attends to the cached positions [0, cached) that lie outside its own window, and to its
     window. Rows differ in length when one branch has appended a block and another has not.

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -72,8 +74,9 @@ AHEAD = [Lookahead(0, 0, 0.3, 0.3), Lookahead(1, 0, 0.2, 0.2)]
 def seen_at(masks: BoolArray, found: FloatArray, ends: BoolArray | None = None) -> Seen:
     """found: what positions are ranked by, and the probability of their tokens as well."""
     tokens = np.zeros(masks.shape, np.int64)
-    none = np.zeros(masks.shape, np.bool_)
-    return Seen(0, masks, tokens, found, found, none if ends is None else ends)
+    if ends is not None:
+        tokens[ends] = 7
+    return Seen(0, masks, tokens, found, found, [7])
 
 
 @pytest.mark.parametrize(
@@ -147,7 +150,7 @@ def test_whether_the_first_would_win_alone(seed: int) -> None:
 def test_spawn_ranks_and_keeps_the_floor() -> None:
     ranking = np.array([0.3, 0.9, 0.3, 0.5], np.float32)
     seen = seen_at(np.ones((2, 4), bool), np.stack([0 * ranking, ranking]))
-    seen = seen._replace(offset=10, token=np.stack([np.zeros(4, int), np.arange(4)]))
+    seen = replace(seen, offset=10, token=np.stack([np.zeros(4, int), np.arange(4)]))
     free = np.array([True, False, True, True])
     best = lookahead.candidates(free, ranking, ranking, DecodeConfig(branches=2))
     assert best.tolist() == [3, 0]

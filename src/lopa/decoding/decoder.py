@@ -16,7 +16,7 @@ import numpy as np
 from lopa.config import DecodeConfig
 from lopa.decoding import fill, lookahead
 from lopa.decoding.budget import EVERY_ROUND_THE_SAME, Budget, RoundCost
-from lopa.decoding.seen import Seen
+from lopa.decoding.seen import Seen, ends_of_text
 from lopa.decoding.windows import Frame, Pipeline, make_window
 from lopa.errors import PromptError
 from lopa.sequence import (
@@ -112,7 +112,7 @@ class Decoder:
         """Index among the new tokens of the first end of text, filled or not to its left."""
         if not self.has_eos:
             return None
-        found = self._ends(self.tokens[self.prompt :])
+        found = ends_of_text(self.tokens[self.prompt :], self.eos_ids)
         first = int(found.argmax())
         return first if found[first] else None
 
@@ -204,7 +204,8 @@ class Decoder:
             self._masks[(placed.position - self.window.base) // size] -= 1
         found_masks = self._masks.copy()
         chosen, forced = self._fill(seen.cells(winner, frame, size), frame)
-        for block, count in enumerate(chosen.sum(axis=1).tolist(), frame.first):
+        counts = np.add.reduce(chosen, axis=1, dtype=np.int64)
+        for block, count in enumerate(counts.tolist(), frame.first):
             self._masks[block] -= count
         chosen = chosen.reshape(-1)
         columns = chosen.nonzero()[0]
@@ -319,15 +320,7 @@ class Decoder:
         first = offset - plan.start
         view = slice(first, first + max(frame.blocks) * self.window.size)
         found = stats.token[:, view], stats.max_prob[:, view], stats.ranking[:, view]
-        return Seen(offset, plan.wanted[:, view], *found, self._ends(found[0]))
-
-    def _ends(self, tokens: IntArray) -> BoolArray:
-        """Where an end of text is."""
-        found: BoolArray | None = None
-        for end in self.eos_ids:  # there are one or two
-            here = tokens == end
-            found = here if found is None else found | here
-        return np.zeros(tokens.shape, np.bool_) if found is None else found
+        return Seen(offset, plan.wanted[:, view], *found, self.eos_ids)
 
     def _worth(self, budget: Budget, candidates: int, sure: float, is_open: bool) -> int:
         """How many of the candidates the next round is to try; see `Budget.branches`."""
@@ -366,7 +359,7 @@ class Decoder:
         if any(chosen.eos):  # some are there already; those of a prompt are none
             columns = np.arange(seen.offset, seen.offset + passed.shape[1])
             there = plan.rows[rows][:, columns - plan.start]
-            over |= self._ends(there) & (columns >= self.prompt)
+            over |= ends_of_text(there, self.eos_ids) & (columns >= self.prompt)
         if over.any():
             passed = passed & (np.cumsum(over, axis=1) - over == 0)
         found = (passed.sum(axis=1) + forced).tolist()

@@ -37,7 +37,7 @@ def above_threshold(cells: Cells, threshold: float) -> Filled:
     chosen = cells.mask & (cells.max_prob > np.float32(threshold))
     forced = np.zeros(chosen.shape, np.bool_)
     for block in cells.may_force.nonzero()[0].tolist():
-        if not chosen[block].any():
+        if not np.count_nonzero(chosen[block]):
             masks = cells.mask[block].nonzero()[0]
             if len(masks):
                 best = masks[cells.ranking[block, masks].argmax()]

@@ -46,7 +46,7 @@ def score(seen: Seen, ahead: list[Lookahead], size: int, config: DecodeConfig) -
     masks, ranking = seen.masks, seen.ranking
     if config.score == "fills":
         return _fills(seen, ahead, config)
-    counts = masks.sum(axis=1)
+    counts = np.add.reduce(masks, axis=1, dtype=np.int64)
     if config.score == "mean":
         scores = _lowest_mean(masks, ranking, counts, config.score_fraction)
     elif config.score == "window":
@@ -56,7 +56,7 @@ def score(seen: Seen, ahead: list[Lookahead], size: int, config: DecodeConfig) -
         )
     else:
         scores = _weakest_block(masks, ranking, size)
-    scores = np.where(counts > 0, scores, NO_MASK_SCORE)
+    scores[counts == 0] = NO_MASK_SCORE
     weight = config.creation_weight
     if weight > 0:
         creation = np.array([*(a.confidence for a in ahead), 1.0])  # the anchor places nothing
@@ -101,7 +101,7 @@ def select(scores: Scores) -> int:
 def _lowest_mean(masks: BoolArray, ranking: FloatArray, counts: IntArray, share: float) -> Scores:
     means: Scores
     if share >= 1.0:
-        sums = np.where(masks, ranking, 0.0).sum(axis=1, dtype=np.float64)
+        sums = np.add.reduce(np.where(masks, ranking, 0.0), axis=1, dtype=np.float64)
         means = sums / np.maximum(counts, 1)
         return means
     ordered = np.sort(np.where(masks, ranking, np.inf).astype(np.float64), axis=1)

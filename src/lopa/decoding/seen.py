@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 from lopa.decoding.fill import Cells
 from lopa.decoding.windows import Frame
 from lopa.sequence import BoolArray, FloatArray, IntArray
 
 
-class Seen(NamedTuple):
+@dataclass
+class Seen:
     """R rows of N columns, a whole number of blocks; [R, N] each. Shorter rows have no masks at
     their end."""
 
@@ -18,7 +23,12 @@ class Seen(NamedTuple):
     token: IntArray
     max_prob: FloatArray
     ranking: FloatArray
-    ends: BoolArray  # where the token is an end of text
+    eos_ids: Iterable[int]
+
+    @cached_property
+    def ends(self) -> BoolArray:
+        """[R, N] where the token is an end of text. Not every rule asks."""
+        return ends_of_text(self.token, self.eos_ids)
 
     def cells(self, row: int, frame: Frame, size: int) -> Cells:
         """What the fill rule sees of a row: its own blocks."""
@@ -30,3 +40,11 @@ class Seen(NamedTuple):
             self.ranking[row, :end].reshape(shape),
             frame.may_force[row, :blocks],
         )
+
+
+def ends_of_text(tokens: IntArray, eos_ids: Iterable[int]) -> BoolArray:
+    found: BoolArray | None = None
+    for end in eos_ids:  # there are one or two
+        here = tokens == end
+        found = here if found is None else found | here
+    return np.zeros(tokens.shape, np.bool_) if found is None else found

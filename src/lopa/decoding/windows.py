@@ -185,15 +185,18 @@ class Pipeline:
         activated = [share >= self.activate_at for share in left]
         for block in range(first, there):
             activated[block - first] |= self.activated[block]
-        existing = [there + self._grows(left[-1], ended) for ended in eos]
+        # A block is appended behind one that is far enough along, but not behind an end of text.
+        longer = there + (there < self.count)
+        appends = left[-1] >= self.append_at
+        existing = [longer if appends and not ended else there for ended in eos]
         may_force = [activated] * len(eos)
         for row, block in enumerate(ahead):  # a lookahead is one more token in its block
             share = (size - masks[block] + 1) / size
             right = block + 1 - first
             if share >= self.activate_at and not activated[right]:
                 may_force[row] = [*activated[:right], True, *activated[right + 1 :]]
-            if block + 1 == there:
-                existing[row] = there + self._grows(share, eos[row])
+            if block + 1 == there and share >= self.append_at and not eos[row]:
+                existing[row] = longer
         if existing[-1] == first:  # the anchor has no active block left
             return None
         return Frame(
@@ -209,14 +212,10 @@ class Pipeline:
     def outlook(self, masks: list[int], ended: bool) -> tuple[int, bool]:
         there = self.existing
         last = (self.size - masks[there - 1]) / self.size if there else 1.0
-        there += self._grows(last, ended)
+        there += there < self.count and last >= self.append_at and not ended
         if there == self.finished:
             return 0, False
         return self.base + there * self.size - self.cached, there == 1 < self.count
-
-    def _grows(self, last: float, ended: bool) -> bool:
-        """Whether a block is appended to a row; last: decoded share of the one before."""
-        return self.existing < self.count and last >= self.append_at and not ended
 
     def close(self, frame: Frame, winner: int, masks: list[int]) -> None:
         last = frame.first + frame.blocks[winner]

@@ -116,8 +116,8 @@ class FusedStep(Step):
     ) -> None:
         self._wait()
         sizes = layout.body_sizes(batch, self._group)
-        self._make_room(sizes.tokens)
         if sizes not in self._bodies:
+            self._make_room(sizes.tokens)
             self.settle()  # a trial run of what is captured would write over it
         body = _kept(self._bodies, sizes, self._capture_body)
         body.inputs.fill(batch, self._committed, self._group)

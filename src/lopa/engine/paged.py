@@ -154,9 +154,11 @@ class PagedRunner:
 
     def begin(self, plans: Sequence[tuple[int, Plan]]) -> bool:
         self._begun = None
-        if not self.step.works_alone or any(self.cost(plan) != plan.rows.size for _, plan in plans):
+        if not self.step.works_alone:
             return False
         for slot, plan in plans:
+            if self.cost(plan) != plan.rows.size:
+                return False
             self._check_carry(self._slots[slot], plan)
         batch = make_batch(plans, self.config.shift)
         states = [self._slots[slot] for slot, _ in plans]
@@ -166,7 +168,7 @@ class PagedRunner:
 
     def forward(self, plans: Sequence[tuple[int, Plan]]) -> list[Stats | None]:
         begun, self._begun = self._begun, None
-        if begun is not None and _are_same(begun[0], plans):
+        if begun is not None and begun[0] == list(plans):
             for slot, plan in plans:
                 self._slots[slot].plan = plan
             pieces = self._pieces(begun[1], self.step.finish())
@@ -227,15 +229,16 @@ class PagedRunner:
     def _stats(plan: Plan, found: Found | None) -> Stats | None:
         if found is None:
             return None
-        if math.isnan(found[1].sum()):
+        if math.isnan(np.add.reduce(found[1])):
             raise LopaError(
                 "the model's logits are not numbers: try another dtype, or fetch the weights again"
             )
         # In fp64, whatever they were found in, as on ranks: a threshold means the same to all.
-        arrays = np.zeros(plan.rows.shape, np.int64), *np.zeros((2, *plan.rows.shape))
-        for array, values in zip(arrays, found, strict=True):
+        token, max_prob, ranking = np.zeros((3, *plan.rows.shape))
+        token = token.view(np.int64)
+        for array, values in zip((token, max_prob, ranking), found, strict=True):
             array[plan.wanted] = values
-        return Stats(*arrays)
+        return Stats(token, max_prob, ranking)
 
     def commit(self, winners: Sequence[tuple[int, int]]) -> None:
         source, place, carries = [], [], []
@@ -296,10 +299,3 @@ class PagedRunner:
                 page = slot.pages[len(slot.chain)]
                 tokens = slot.known[end - PAGE : end]
                 slot.chain.append(self.prefixes.add_page(before, tokens, page))
-
-
-def _are_same(these: Sequence[tuple[int, Plan]], those: Sequence[tuple[int, Plan]]) -> bool:
-    """Whether they are the same plans themselves, which nobody changes, in the same slots."""
-    return len(these) == len(those) and all(
-        a is b and slot == other for (slot, a), (other, b) in zip(these, those, strict=True)
-    )
