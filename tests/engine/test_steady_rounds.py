@@ -1,61 +1,77 @@
-"""Rounds that are timed: those by the host's clock have nothing to do with the device's."""
+"""Rounds that are timed, by the host's clock and by the device's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from ahead import Eager
 
 from lopa import LLM
+from lopa.bench.ceilings import Ceilings
 from lopa.bench.rounds import SteadyRounds
+from lopa.engine.batch import Batch
+from lopa.engine.clock import Lap
 from lopa.engine.paged import PagedRunner
-from lopa.engine.runner import Runner
-from lopa.engine.step import Found, Step
+from lopa.engine.step import Step
 from lopa.errors import ConfigError
 from lopa.sequence import Round
 
 
+class Mark:
+    """A mark in the course of a made-up device."""
+
+    now = 0.0  # its seconds
+
+    def record(self) -> None:
+        self.at = Mark.now
+
+    def elapsed_time(self, other: Mark) -> float:
+        return 1e3 * (other.at - self.at)
+
+
 class Clocked(Eager):
-    """Says how long a forward took if the clock was on when it began."""
+    """Waits and works the longer the more rounds there have been."""
 
-    is_timed = False
-    has_read = False  # the clock was started or read since that was last set
+    def begin(self, batch: Batch, *args: Any) -> None:
+        super().begin(batch, *args)
+        ((_, plan),) = batch.plans
+        Mark.now += expected(plan.index).waited
+        if self.clock is not None:
+            self.clock.begin()
+        Mark.now += expected(plan.index).forward
+        if self.clock is not None:
+            self.clock.end()
 
-    def begin(self, *args: Any) -> None:
-        super().begin(*args)
-        self.is_timed = self.timed
-        self.has_read |= self.timed
 
-    def finish(self) -> Found:
-        self.forward_seconds = 0.5 if self.is_timed else None
-        self.has_read |= self.is_timed
-        return super().finish()
+def expected(index: int) -> Lap:
+    return Lap(0.01 * index, 3.0 * index)
 
 
 class Watched(SteadyRounds):
-    def _session(self, runner: Runner) -> Iterator[tuple[Round, float]]:
-        for found in super()._session(runner):
-            yield found
-            assert isinstance(self.llm.runner, PagedRunner)
-            self.llm.runner.step.has_read = False  # type: ignore[attr-defined]
-
-    def _add(self, found: Round, seconds: float) -> None:
-        assert isinstance(self.llm.runner, PagedRunner)
-        assert not self.llm.runner.step.has_read  # type: ignore[attr-defined]
-        super()._add(found, seconds)
+    def _add(self, found: Round, seconds: float, lap: Lap) -> None:
+        assert lap == pytest.approx(expected(found.index))
+        super()._add(found, seconds, lap)
 
 
-def test_the_device_s_clock_is_read_in_other_rounds() -> None:
+@pytest.fixture(autouse=True)
+def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lopa.engine.clock._mark", Mark)
+
+
+def test_a_lap_is_of_the_round_that_it_is_counted_for() -> None:
     llm = LLM("dummy:dream-tiny", device="cpu")
     llm.runner = PagedRunner(llm.model, 1024, step=Clocked)
-    rounds = Watched(llm, branches=1, window=32, prefix=8)
+    rounds = Watched(llm, branches=0, window=32, prefix=8)
+    # Of 32 rounds, the first has the prompt, and behind the last none is begun. The first of all
+    # that are begun follows on none.
     rounds.time(6)
-    assert len(rounds._whole) >= 6
-    assert rounds._forwards
-    assert {*rounds._forwards} == {0.5}
-    assert not llm.runner.step.timed
+    assert len(rounds._whole) == 29
+    rounds.time(30)  # two answers
+    assert len(rounds._whole) == 29 + 29 + 30
+    found = rounds.result(Ceilings(1e9, 1e9))
+    assert found.host_ms == pytest.approx(found.forward_ms / 300)
+    assert llm.runner.step.clock is None
 
 
 @pytest.mark.parametrize("step", [Step, Clocked])
@@ -71,6 +87,7 @@ def test_without_a_device_every_forward_is_timed() -> None:
     llm = LLM("dummy:dream-tiny", device="cpu")
     rounds = SteadyRounds(llm, branches=1, window=32, prefix=8)
     rounds.time(3)
-    assert len(rounds._whole) == len(rounds._forwards) == 3
-    pairs = zip(rounds._whole, rounds._forwards, strict=True)
-    assert all(0 < forward < whole for whole, forward in pairs)
+    assert len(rounds._whole) == len(rounds._laps) == 3
+    for whole, lap in zip(rounds._whole, rounds._laps, strict=True):
+        assert 0 < lap.forward < whole
+        assert lap.waited == whole - lap.forward

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from lopa.bench.ceilings import Ceilings
 from lopa.engine.calibration import steady_session
+from lopa.engine.clock import Clock, Lap
 from lopa.engine.llm import LLM
 from lopa.engine.paged import PagedRunner
 from lopa.engine.runner import Runner
-from lopa.engine.step import Step
 from lopa.errors import ConfigError
 from lopa.sequence import Plan, Round, Stats
 
@@ -29,7 +29,7 @@ class RoundTime:
     rounds: int  # how many were timed
     round_ms: float  # median: plan, forward, selection, commit
     forward_ms: float  # median: the forward alone; on a GPU by the device's own clock
-    host_ms: float  # the rest of the round
+    host_ms: float  # median: the rest of the round; on a GPU what the device waits between forwards
     floor_ms: float
     ratio: float  # round / floor
     gigabytes_per_second: float  # weights over the round's time
@@ -62,11 +62,11 @@ class SteadyRounds:
             raise ConfigError(f"window {window} is not a multiple of the block of {BLOCK}")
         self.llm, self.branches, self.window, self.prefix = llm, branches, window, prefix
         self._whole: list[float] = []
-        self._forwards: list[float] = []
+        self._laps: list[Lap] = []
         self._masks: list[int] = []
 
     def time(self, rounds: int) -> None:
-        """So many more, by the host's clock; of them, or of some in between, the forward alone."""
+        """So many more, by the host's clock, and of each what the forward took of it."""
         runner = self.llm.runner
         step = runner.step if isinstance(runner, PagedRunner) else None
         if step is None or not step.works_alone:
@@ -75,45 +75,37 @@ class SteadyRounds:
         if not self._whole:
             for _ in self._session(runner):  # every graph is captured before any is timed
                 pass
+        step.clock = Clock()
         try:
-            self._time_by_turns(runner, step, rounds)
+            self._time_ahead(runner, step.clock, rounds)
         finally:
-            step.timed = False
+            step.clock = None
 
     def _time_each(self, timed: _Timed, rounds: int) -> None:
-        """The forward of every round."""
+        """One round after another."""
         wanted = len(self._whole) + rounds
         while len(self._whole) < wanted:
             before = len(self._whole)
             for found, seconds in self._session(timed):
                 if self._is_full(found) and len(self._whole) < wanted:
-                    self._add(found, seconds)
-                    self._forwards.append(timed.seconds[-1])
-            self._check_more_than(before, len(self._whole))
+                    forward = timed.seconds[-1]
+                    self._add(found, seconds, Lap(seconds - forward, forward))
+            self._check_more_than(before)
 
-    def _time_by_turns(self, runner: Runner, step: Step, rounds: int) -> None:
-        """Of every four rounds, one by the device's clock, which takes the host's time to read.
-
-        So the round before it is not counted either: the clock is started in it.
-        """
+    def _time_ahead(self, runner: Runner, clock: Clock, rounds: int) -> None:
+        """Each is begun before the one before it is recorded. Whole answers: their heads differ."""
         wanted = len(self._whole) + rounds
         while len(self._whole) < wanted:
-            before = len(self._forwards)
-            step.timed = False
-            for number, (found, seconds) in enumerate(self._session(runner)):
-                turn = number % 4
-                step.timed = turn == 2  # so the step that follows begins a round that is
-                if not self._is_full(found):
-                    continue
-                if turn == 0 and step.forward_seconds is not None:
-                    self._forwards.append(step.forward_seconds)
-                elif turn in (1, 2):
-                    self._add(found, seconds)
-            self._check_more_than(before, len(self._forwards))
+            before = len(self._whole)
+            for found, seconds in self._session(runner):
+                lap = clock.take()  # None: no other round was begun behind this one
+                if lap is not None and self._is_full(found):
+                    self._add(found, seconds, lap)
+            self._check_more_than(before)
 
-    def _check_more_than(self, before: int, now: int) -> None:
+    def _check_more_than(self, before: int) -> None:
         """An answer with nothing to time would be followed by others like it, for ever."""
-        if now == before:
+        if len(self._whole) == before:
             raise ConfigError(
                 f"a window of {self.window} tokens has too few rounds with {self.branches} "
                 "branches to be timed: give fewer branches or a larger window"
@@ -124,8 +116,9 @@ class SteadyRounds:
         is_full = found.branches[-1].end - found.start == self.window
         return is_full and len(found.branches) == self.branches + 1
 
-    def _add(self, found: Round, seconds: float) -> None:
+    def _add(self, found: Round, seconds: float, lap: Lap) -> None:
         self._whole.append(seconds)
+        self._laps.append(lap)
         self._masks.append(sum(branch.masks for branch in found.branches))
 
     def _session(self, runner: Runner) -> Iterator[tuple[Round, float]]:
@@ -151,7 +144,7 @@ class SteadyRounds:
         weights = llm.config.parameters - llm.config.vocab_size * llm.config.hidden_size
         size = sum(p.numel() * p.itemsize for p in llm.model.parameters())
         size -= llm.model.embedding.weight.nbytes if not llm.config.tied_head else 0
-        forward = statistics.median(self._forwards)
+        host, forward = map(statistics.median, zip(*self._laps, strict=True))
         return RoundTime(
             branches=self.branches,
             window=self.window,
@@ -161,7 +154,7 @@ class SteadyRounds:
             rounds=len(self._whole),
             round_ms=1e3 * median,
             forward_ms=1e3 * forward,
-            host_ms=1e3 * (median - forward),
+            host_ms=1e3 * host,
             floor_ms=1e3 * floor,
             ratio=median / floor,
             gigabytes_per_second=size / median / 1e9,

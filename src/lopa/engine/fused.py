@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -78,7 +77,6 @@ class FusedStep(Step):
         self._heads: dict[HeadSizes, _HeadGraph] = {}
         self._begun: tuple[_HeadGraph | None, Batch, Sequence[DecodeConfig]] | None = None
         self._committed: Moves[IntArray] | None = None  # and not settled: the next graph does that
-        self._is_timed = False  # what was begun
         self._forget()
 
     def open(self, slot: int, pages: Sequence[int]) -> None:
@@ -122,9 +120,8 @@ class FusedStep(Step):
         body = _kept(self._bodies, sizes, self._capture_body)
         body.inputs.fill(batch, self._committed, self._group)
         self._committed = None
-        self._is_timed = self.timed
-        if self._is_timed:
-            self._clock[0].record()
+        if self.clock is not None:
+            self.clock.begin()
         for graph in body.graphs:
             graph.replay()
         head = None
@@ -133,17 +130,14 @@ class FusedStep(Step):
             layout.fill_head(head.arrays, batch, configs)
             for graph in head.graphs:
                 graph.replay()
-        if self._is_timed:
-            self._clock[1].record()
+        if self.clock is not None:
+            self.clock.end()
         self._begun = head, batch, configs
 
     def finish(self) -> Found:
         assert self._begun is not None
         head, batch, configs = self._begun
         self._wait()
-        self.forward_seconds = None
-        if self._is_timed:
-            self.forward_seconds = self._clock[0].elapsed_time(self._clock[1]) / 1e3
         return self._outside(batch, configs) if head is None else self._found(head.out, batch)
 
     def _wait(self) -> None:
@@ -161,14 +155,6 @@ class FusedStep(Step):
         """out: [3, N] int32."""
         found = out[:, : len(batch.wanted.source)]
         return found[0].astype(np.int64), found[1].view(np.float32), found[2].view(np.float32)
-
-    @cached_property
-    def _clock(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        began, ended = (
-            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            for _ in range(2)
-        )
-        return began, ended
 
     def commit(self, source: IntArray, place: IntArray, carries: Sequence[tuple[int, int]]) -> None:
         """Where the next graph has room it does this, before its layers."""

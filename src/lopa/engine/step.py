@@ -18,6 +18,7 @@ from torch import Tensor
 from lopa.config import DecodeConfig
 from lopa.engine.attention import BatchAttention, Span, sdpa_batch
 from lopa.engine.batch import Batch
+from lopa.engine.clock import Clock
 from lopa.engine.pages import PAGE, Pages
 from lopa.engine.statistics import Statistics, statistics
 from lopa.models.transformer import Transformer, rope
@@ -39,8 +40,7 @@ class Step:
         self.device = pages.keys.device
         self.carry = torch.zeros(1, model.config.hidden_size, device=self.device, dtype=self.dtype)
         self.find: Statistics = statistics  # from the model's logits, or from its part of them
-        self.timed = False  # set by whoever measures
-        self.forward_seconds: float | None = None  # of the last one, by the device's own clock
+        self.clock: Clock | None = None  # of a step that works alone; set by whoever measures
         self._keys: list[Tensor] = []  # staged, by layer: [T, kv_heads, d]
         self._values: list[Tensor] = []
         self._hidden: Tensor | None = None  # [T, hidden]
