@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from ahead import Eager
 
 from lopa import LLM
 from lopa.bench.ceilings import Ceilings
+from lopa.bench.frozen import frozen
 from lopa.bench.rounds import SteadyRounds
 from lopa.engine.batch import Batch
 from lopa.engine.clock import Lap
@@ -91,3 +93,14 @@ def test_without_a_device_every_forward_is_timed() -> None:
     for whole, lap in zip(rounds._whole, rounds._laps, strict=True):
         assert 0 < lap.forward < whole
         assert lap.waited == whole - lap.forward
+
+
+def test_what_is_there_is_frozen_while_something_is_timed() -> None:
+    def interrupted() -> None:
+        with frozen():
+            assert gc.get_freeze_count() > 1000
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert gc.get_freeze_count() == 0

@@ -67,6 +67,7 @@ def bench_round(
     be_ranks(context, devices)
     llm = load(model, None, device, dtype, quantize, devices)
     from lopa.bench.ceilings import measure
+    from lopa.bench.frozen import frozen
     from lopa.bench.rounds import SteadyRounds
     from lopa.engine.quantize import KINDS
 
@@ -77,10 +78,11 @@ def bench_round(
         for tokens in windows
         for count in counts
     ]
-    for shape in shapes * passes:
-        waiting = console.status(f"{shape.branches} branches, {shape.window} tokens")
-        with waiting if console.is_terminal else nullcontext():
-            shape.time(rounds)
+    with frozen():
+        for shape in shapes * passes:
+            waiting = console.status(f"{shape.branches} branches, {shape.window} tokens")
+            with waiting if console.is_terminal else nullcontext():
+                shape.time(rounds)
     lines = [shape.result(ceilings) for shape in shapes]
     if as_json:
         found = {
@@ -153,12 +155,13 @@ def bench_decode(
     from rich.progress import Progress
 
     from lopa.bench.decode import measure_decoding, measure_together
+    from lopa.bench.frozen import frozen
 
     prompts = prompts_of(llm, asked)
     console = notes()
     bar = Progress(console=console, transient=True)
     job = bar.add_task("decoding", total=limit)
-    with bar if console.is_terminal else nullcontext():
+    with frozen(), bar if console.is_terminal else nullcontext():
         speed = measure_decoding(
             llm, prompts, config, lambda done, total: bar.update(job, completed=done, total=total)
         )
@@ -167,7 +170,8 @@ def bench_decode(
     if together is not None:
         if console.is_terminal:
             console.print(f"{together} at once …")
-        many = asdict(measure_together(llm, prompts, config, together, speed))
+        with frozen():
+            many = asdict(measure_together(llm, prompts, config, together, speed))
     if as_json:
         line = {"host": host(llm), **found, "settings": config.settings()}
         print(json.dumps(line | ({"together": many} if many else {})))
