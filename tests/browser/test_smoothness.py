@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,13 @@ def test_frames(
     page.locator("#file").set_input_files(tmp_path / "large.jsonl")
     expect(page.locator("#count-rounds")).to_have_text(str(len(made.rounds)))
     page.locator("#speed").select_option("10")
-    free, best = 0.0, 0.0
+    idle, best = [idle_share()], 0.0
     for _ in range(TRIES):
-        free = max(free, idle_share())
         best = max(best, share_in_time(page.evaluate(FRAMES)))
+        idle.append(idle_share())
         if best >= SHARE:
             break
+    free = max(map(min, pairwise(idle)))  # before a try as well as behind it
     own = page_time(browser, page, tmp_path / "trace.json")
     print(
         f"\n{size[0]} px: {best:.1%} of frames under {LIMIT:.0f} ms; the page's own time in "
