@@ -163,8 +163,10 @@ def check_paired(device: Any) -> dict[str, float]:
         return {}
     found: dict[str, float] = {}
     shapes = (
-        *((2 * 18944, 3584, True), (2 * 12288, 4096, True)),
-        *((152064, 3584, False), (126464, 4096, False)),  # the last tile is whole, and is not
+        (2 * 18944, 3584, True),
+        (2 * 12288, 4096, True),
+        (152064, 3584, False),
+        (126464, 4096, False),  # its last tile is not whole
     )
     for rows, inner, gated in shapes:
         weight = (0.02 * torch.randn(rows, inner, device=device)).bfloat16()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,7 +23,7 @@ class Seen:
     token: IntArray
     max_prob: FloatArray
     ranking: FloatArray
-    eos_ids: Iterable[int]
+    eos_ids: Collection[int]
 
     @cached_property
     def ends(self) -> BoolArray:
@@ -42,7 +42,7 @@ class Seen:
         )
 
 
-def ends_of_text(tokens: IntArray, eos_ids: Iterable[int]) -> BoolArray:
+def ends_of_text(tokens: IntArray, eos_ids: Collection[int]) -> BoolArray:
     found: BoolArray | None = None
     for end in eos_ids:  # there are one or two
         here = tokens == end

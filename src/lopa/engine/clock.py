@@ -8,7 +8,7 @@ import torch
 
 
 class Lap(NamedTuple):
-    """Seconds of one forward that was begun ahead."""
+    """Seconds of one forward."""
 
     waited: float  # from the end of the one before to its beginning: for the host
     forward: float
