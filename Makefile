@@ -17,7 +17,7 @@ test: $(READY)
 
 # A soak of the engine, and whole decodes in Triton's interpreter.
 test-engine: $(READY)
-	$(BIN)/python -m pytest tests/engine -m engine -n 2 --dist worksteal
+	$(BIN)/python -m pytest tests/engine tests/kernels tests/runner -m engine -n 2 --dist worksteal
 
 # Needs Chromium (apt-get install chromium), or its path in CHROMIUM.
 test-browser: $(BROWSER_READY)
@@ -58,10 +58,10 @@ audit: $(READY)
 
 # Groups of real processes, more of them than cores: not beside other tests.
 test-parallel: $(READY)
-	$(BIN)/python -m pytest tests/parallel -m parallel --durations 0
+	$(BIN)/python -m pytest tests/distributed -m parallel --durations 0
 
 test-faults: $(READY)
-	$(BIN)/python -m pytest tests/parallel -m faults --durations 0
+	$(BIN)/python -m pytest tests/distributed -m faults --durations 0
 
 lint: $(READY)
 	$(BIN)/ruff check .

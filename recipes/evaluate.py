@@ -12,10 +12,10 @@ from torch import Tensor
 
 from lopa.config import DecodeConfig
 from lopa.decoding.decoder import Decoder
-from lopa.engine.reference import ReferenceRunner
 from lopa.engine.session import Session
 from lopa.models.tokenizer import Tokenizer
 from lopa.models.transformer import Transformer
+from lopa.runner.reference import ReferenceRunner
 from recipes.noise import corrupt
 from recipes.objective import attention_bias, token_losses
 from recipes.pool import pack, unpack
@@ -39,6 +39,7 @@ class Evaluation:
         self.tokenizer = tokenizer
         data, run = settings.data, settings.run
         self.source = importlib.import_module(data.source)
+        self.score = importlib.import_module(data.scoring).score
         self.problems: dict[str, list[Any]] = {}
         self.rows: dict[str, Tensor] = {}
         for number, task in enumerate(data.tasks):
@@ -102,7 +103,7 @@ class Evaluation:
             if session.output is None:  # out of time
                 break
             done += 1
-            right += bool(self.source.score(problem, session.output.text))
+            right += bool(self.score(problem, session.output.text))
             tokens += session.output.tokens
             rounds += session.output.rounds
         if not done:

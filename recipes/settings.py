@@ -30,7 +30,8 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    source: str = "lopa.evaluation.tasks"  # module with generate(task, seed, split) and score
+    source: str = "lopa.tasks"  # module with generate(task, seed, split)
+    scoring: str = "lopa.evaluation.scoring"  # module with score(problem, text)
     tasks: dict[str, float] = field(default_factory=lambda: {"words": 0.55, "functions": 0.45})
     length: int = 224  # of every training row; longer problems are dropped
     workers: int = 14

@@ -32,10 +32,10 @@ import tokenizers
 import torch
 from torch import Tensor
 
-from lopa.engine.device import choose_device
 from lopa.errors import LopaError
 from lopa.models.tokenizer import Tokenizer
 from lopa.models.transformer import Transformer
+from lopa.runner.device import choose_device
 from recipes import files, human, objective, schedule
 from recipes import tokenizer as bpe
 from recipes.evaluate import Evaluation

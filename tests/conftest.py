@@ -1,18 +1,15 @@
-"""Makes the tests' own helper modules importable and keeps every test on one thread.
+"""Keeps every test on one thread.
 
 The tests in a browser are left out unless they are asked for: they need Chromium.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-for folder in (".", "decoding", "models", "parallel", "serving"):
-    sys.path.insert(0, str(Path(__file__).parent / folder))
 torch.set_num_threads(1)
 
 

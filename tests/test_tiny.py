@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lopa import LLM, DecodeConfig
-from lopa.evaluation import tasks
+from lopa import LLM, DecodeConfig, tasks
 from lopa.evaluation.evaluate import evaluate, problems
 from lopa.evaluation.wilson import wilson
 from lopa.models.files import BUILT_IN

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from lopa.engine.session import Event as Event
     from lopa.engine.session import Output as Output
     from lopa.errors import LopaError as LopaError
-    from lopa.sequence import Round as Round
-    from lopa.sequence import Trace as Trace
+    from lopa.types import Round as Round
+    from lopa.types import Trace as Trace
 
 _HOMES = {
     "LLM": "lopa.engine.llm",
@@ -25,8 +25,8 @@ _HOMES = {
     "Event": "lopa.engine.session",
     "LopaError": "lopa.errors",
     "Output": "lopa.engine.session",
-    "Round": "lopa.sequence",
-    "Trace": "lopa.sequence",
+    "Round": "lopa.types",
+    "Trace": "lopa.types",
 }
 __version__ = VERSION
 __all__ = ["LLM", "DecodeConfig", "Event", "LopaError", "Output", "Round", "Trace", "__version__"]

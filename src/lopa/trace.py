@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lopa.atomic_write import write_lines
 from lopa.errors import LopaError
-from lopa.sequence import BlockView, Branch, Fill, Lookahead, Round, Trace
-from lopa.writing import write_lines
+from lopa.types import BlockView, Branch, Fill, Lookahead, Round, Trace
 
 _VERSION = 1
 

@@ -7,7 +7,7 @@ import shutil
 
 from playwright.sync_api import Locator, Page, expect
 
-from lopa.evaluation.tasks import generate
+from lopa.tasks import generate
 
 # Few rounds, since the machines that run these tests are small.
 SMALL = ("--branches", "3", "--block-size", "16", "--max-new-tokens", "64")

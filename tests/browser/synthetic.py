@@ -9,7 +9,7 @@ import numpy as np
 from lopa import trace
 from lopa.config import DecodeConfig
 from lopa.decoding.decoder import Decoder
-from lopa.sequence import Plan, Stats, Trace
+from lopa.types import Plan, Stats, Trace
 
 MASK, EOS, VOCAB = 999, 998, 400
 

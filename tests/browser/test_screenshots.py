@@ -11,7 +11,7 @@ from browser_support import PROMPT
 from playwright.sync_api import Page, expect
 
 from lopa import LLM, DecodeConfig, trace
-from lopa.evaluation.tasks import generate
+from lopa.tasks import generate
 
 OpenPage = Callable[..., Page]
 

@@ -11,8 +11,8 @@ from cli_support import SHORT, Run
 
 from lopa.cli.options import decode_config, default_model, default_of, with_decoding
 from lopa.config import PRESETS, DecodeConfig
-from lopa.fields import FIELDS
 from lopa.models.files import BUILT_IN
+from lopa.option_help import FIELDS
 
 
 def test_every_field_has_an_option(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_a_prompt_of_its_own(run: Run) -> None:
 
 
 def test_the_built_in_model_gets_a_problem_it_knows() -> None:
-    from lopa.evaluation.tasks import generate
+    from lopa.tasks import generate
 
     assert example("tiny", 3) == generate("words", 3, "eval").prompt
 

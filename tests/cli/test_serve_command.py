@@ -14,16 +14,16 @@ from cli_support import DUMMY, Run
 from typer.main import get_command
 
 from lopa.cli.main import app
-from lopa.fields import FIELDS
-from lopa.serving.settings import EngineConfig, ServeConfig
+from lopa.option_help import FIELDS
+from lopa.serving.config import EngineConfig, ServeConfig
 
 
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServeConfig, EngineConfig]]:
-    import lopa.serving.server
+    import lopa.serving.api.server
 
     calls: list[tuple[ServeConfig, EngineConfig]] = []
-    monkeypatch.setattr(lopa.serving.server, "serve", lambda *given: calls.append(given))
+    monkeypatch.setattr(lopa.serving.api.server, "serve", lambda *given: calls.append(given))
     return calls
 
 
@@ -68,9 +68,9 @@ def test_replicas_are_groups_of_ranks(
     run: Run, called: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
-    stand_in: Any = ModuleType("lopa.serving.ray")  # Ray is an extra
+    stand_in: Any = ModuleType("lopa.serving.ray.deployment")  # Ray is an extra
     stand_in.serve_replicas = lambda *given, **options: calls.append((*given, options))
-    monkeypatch.setitem(sys.modules, "lopa.serving.ray", stand_in)
+    monkeypatch.setitem(sys.modules, "lopa.serving.ray.deployment", stand_in)
     monkeypatch.setenv("LOPA_SCALE_DOWN_SECONDS", "60")
     many = ("--replicas", "2", "--max-replicas", "3", "--branch-parallel", "2")
     assert run("serve", *many, "--scale-up-seconds", "5").code == 0

@@ -11,7 +11,7 @@ from rich.console import Console
 from lopa import LLM, DecodeConfig
 from lopa.cli.watch import MASK, Answer, Watch, confidence_style
 from lopa.engine.session import Event, Session
-from lopa.sequence import Branch, Fill, Lookahead, Round
+from lopa.types import Branch, Fill, Lookahead, Round
 
 PROMPT = 3
 MASK_ID, EOS = 9, 8

@@ -7,9 +7,9 @@ import zlib
 import numpy as np
 
 from lopa.config import DecodeConfig
-from lopa.decoding.budget import RoundCost
+from lopa.decoding.branch_budget import RoundCost
 from lopa.decoding.decoder import Decoder
-from lopa.sequence import Plan, Round, Stats
+from lopa.types import Plan, Round, Stats
 
 MASK, EOS, VOCAB = 9, 8, 8
 

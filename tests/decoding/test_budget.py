@@ -12,7 +12,7 @@ import pytest
 from made_up import EOS, MadeUp, drive, new_decoder
 
 from lopa.config import AUTO_BRANCHES, DecodeConfig
-from lopa.decoding.budget import EVERY_ROUND_THE_SAME, Budget, RoundCost
+from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME, Budget, RoundCost
 from lopa.errors import ConfigError
 
 WINDOW = 64

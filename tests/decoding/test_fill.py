@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from lopa.config import DecodeConfig
 from lopa.decoding import fill, lookahead
-from lopa.decoding.seen import Seen
-from lopa.sequence import BoolArray, FloatArray, Lookahead
+from lopa.decoding.round_view import Seen
+from lopa.types import BoolArray, FloatArray, Lookahead
 
 
 @pytest.mark.parametrize("steps", [*range(1, 70), 128, 256, 511, 512, 1000])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from lopa import LLM
-from lopa.engine.paged import PagedRunner
-from lopa.engine.step import Found, Step
+from lopa.runner.backend_torch import Found, Step
+from lopa.runner.paged import PagedRunner
 
 
 class Eager(Step):

@@ -8,7 +8,7 @@ import pytest
 from ahead import Eager, make_eager
 
 from lopa import LLM, DecodeConfig, Output
-from lopa.engine.engine import Engine
+from lopa.engine.scheduler import Engine
 from lopa.engine.session import Session
 
 SETTINGS = [

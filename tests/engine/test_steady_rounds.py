@@ -10,14 +10,14 @@ from ahead import Eager
 
 from lopa import LLM
 from lopa.bench.ceilings import Ceilings
-from lopa.bench.frozen import frozen
+from lopa.bench.gc_frozen import frozen
 from lopa.bench.rounds import SteadyRounds
-from lopa.engine.batch import Batch
-from lopa.engine.clock import Lap
-from lopa.engine.paged import PagedRunner
-from lopa.engine.step import Step
 from lopa.errors import ConfigError
-from lopa.sequence import Round
+from lopa.runner.backend_torch import Step
+from lopa.runner.batch import Batch
+from lopa.runner.device_timer import Lap
+from lopa.runner.paged import PagedRunner
+from lopa.types import Round
 
 
 class Mark:
@@ -58,7 +58,7 @@ class Watched(SteadyRounds):
 
 @pytest.fixture(autouse=True)
 def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lopa.engine.clock._mark", Mark)
+    monkeypatch.setattr("lopa.runner.device_timer._mark", Mark)
 
 
 def test_a_lap_is_of_the_round_that_it_is_counted_for() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lopa.evaluation.benchmarks import benchmark
+from lopa.evaluation.public import benchmark
 from lopa.evaluation.rows import read_rows
 
 pytestmark = [pytest.mark.harness, pytest.mark.filterwarnings("ignore")]

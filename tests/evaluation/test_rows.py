@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from lopa.errors import ConfigError
-from lopa.evaluation.benchmarks import PROTOCOLS, benchmark
+from lopa.evaluation.protocol import PROTOCOLS
+from lopa.evaluation.public import benchmark
 from lopa.evaluation.rows import read_rows
 
 ROWS = [{"question": "1 + 1?", "answer": "#### 2"}, {"question": "2 + 2?", "answer": "#### 4"}]

@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 import goldens
 from lopa import LLM, DecodeConfig, LopaError
 from lopa.config import PAPER
-from lopa.engine.reference import ReferenceRunner
 from lopa.models import checkpoint
 from lopa.models.families import FAMILIES
 from lopa.models.family import Family
-from lopa.sequence import Plan
+from lopa.runner.reference import ReferenceRunner
+from lopa.types import Plan
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)

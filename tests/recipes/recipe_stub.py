@@ -1,10 +1,10 @@
-"""A task small enough to be learnt in seconds: stands in for lopa.evaluation.tasks."""
+"""A task small enough to be learnt in seconds: stands in for lopa.tasks."""
 
 from __future__ import annotations
 
 import random
 
-from lopa.evaluation.problem import Problem
+from lopa.tasks.problem import Problem
 
 _THINGS = ("apples", "books", "coins", "hats")
 

@@ -26,7 +26,15 @@ SMOKE = Path(__file__).parents[2] / "recipes" / "smoke.toml"
 
 
 def smoke() -> Settings:
-    return settings.load(SMOKE, ["data.source=recipe_stub", "data.length=96", "run.new_tokens=32"])
+    return settings.load(
+        SMOKE,
+        [
+            "data.source=recipe_stub",
+            "data.scoring=recipe_stub",
+            "data.length=96",
+            "run.new_tokens=32",
+        ],
+    )
 
 
 def metrics(out: Path, kind: str) -> list[dict[str, float]]:
@@ -107,7 +115,7 @@ def test_losses_are_those_of_shifted_rows() -> None:
         bias = objective.attention_bias(sees, torch.float32)
         losses = objective.token_losses(model, tokens, tokens, bias)
     assert losses.shape == (2, 39)
-    from lopa.engine.reference import raw_logits
+    from lopa.runner.reference import raw_logits
 
     for row in range(2):
         logits = raw_logits(model, tokens[row].tolist(), "block", 8, 16)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from cli_support import write_checkpoint, write_tokenizer
 from hammer import Cases
 from serving_support import SMALL, Server
 
 from lopa import LLM
-from lopa.evaluation.tasks import generate
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
-from cli_support import write_checkpoint, write_tokenizer
+from lopa.tasks import generate
 
 
 @pytest.fixture(scope="session")

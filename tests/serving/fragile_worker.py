@@ -8,9 +8,9 @@ from typing import Any
 
 from fragile import DEADLY, FAULTY
 
-from lopa.engine.engine import Engine
+from lopa.engine.scheduler import Engine
 from lopa.errors import LopaError
-from lopa.serving import worker
+from lopa.serving.engine_process import worker
 
 step = Engine.step
 

@@ -14,11 +14,11 @@ from fastapi import APIRouter
 from starlette.testclient import TestClient
 
 from lopa.errors import ConfigError
-from lopa.serving.app import create_app
-from lopa.serving.flow import Flow, Sink
+from lopa.serving.api.app import create_app
+from lopa.serving.api.metrics import Metrics
+from lopa.serving.api.request_state import Flow, Sink
+from lopa.serving.config import ServeConfig, name_of
 from lopa.serving.jobs import Accepted, Advance, Finished, Job
-from lopa.serving.metrics import Metrics
-from lopa.serving.settings import ServeConfig, name_of
 
 
 class Parrot:

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 from serving_support import Server
 
-from lopa.bench.load import Answer, Endpoint, arrivals, draw_picture, offer, percentiles, summarise
+from lopa.bench.serve_load import (
+    Answer,
+    Endpoint,
+    arrivals,
+    draw_picture,
+    offer,
+    percentiles,
+    summarise,
+)
 from lopa.cli.main import main
 
 

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from lopa import DecodeConfig
 from lopa.config import PRESETS, DecoderName
 from lopa.errors import ConfigError
-from lopa.fields import FIELDS
+from lopa.option_help import FIELDS
 from lopa.serving import playground
 from lopa.serving.playground.info import describe
 

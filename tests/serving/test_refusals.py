@@ -9,7 +9,7 @@ import pytest
 from serving_support import Server
 
 from lopa import DecodeConfig
-from lopa.serving.schemas import UNHONOURED, Decoding
+from lopa.serving.api.schemas import UNHONOURED, Decoding
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
 

@@ -44,7 +44,7 @@ def test_study(
 ) -> None:
     monkeypatch.setattr(order, "ORDERS", 3)
     monkeypatch.setattr(auto, "THRESHOLDS", (0.5, 0.4))
-    found = study(name, tmp_path, capsys, *(costs(tmp_path) if name == "choice" else ()))
+    found = study(name, tmp_path, capsys, *(costs(tmp_path) if name == "simulation" else ()))
     assert import_module(f"lopa.studies.{name}").reading(found["findings"])
     assert found == json.loads((tmp_path / f"{name}.json").read_text())
     assert (found["study"], found["problems"]) == (name, 1)
@@ -62,7 +62,7 @@ def test_study(
         assert findings["guard"] in (0.0, *calibration.FLOORS)
     elif name == "auto":
         assert {c["shared"]["decoding"] for c in findings["curves"]} == set(auto.ARMS)
-    elif name == "choice":
+    elif name == "simulation":
         flat, steep = findings["costs"]
         assert flat["best"] != "0"
         assert steep["best"] == "0"
@@ -119,14 +119,14 @@ def test_a_report_of_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "cannot be reported" in capsys.readouterr().err
 
 
-def test_choice_goes_on_and_can_be_reported(
+def test_simulation_goes_on_and_can_be_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = costs(tmp_path)
-    whole = study("choice", tmp_path, capsys, *given)
-    assert study("choice", tmp_path, capsys, *given) == whole
-    assert main(["study", "choice", "--out", str(tmp_path), "--report"]) == 0
-    again = json.loads((tmp_path / "choice.json").read_text())
+    whole = study("simulation", tmp_path, capsys, *given)
+    assert study("simulation", tmp_path, capsys, *given) == whole
+    assert main(["study", "simulation", "--out", str(tmp_path), "--report"]) == 0
+    again = json.loads((tmp_path / "simulation.json").read_text())
     assert again["findings"] == whole["findings"]
     capsys.readouterr()
 
@@ -134,10 +134,10 @@ def test_choice_goes_on_and_can_be_reported(
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("choice", [], "what does a round cost? Give --cost FILE"),
-        ("choice", ["--cost", "nowhere.json"], "cannot read nowhere.json"),
-        ("choice", ["--cost", "{folder}/bad.json"], "bad.json is no file of"),
-        ("choice", ["--cost", "{folder}/free.json"], "tokens rising, above 0"),
+        ("simulation", [], "what does a round cost? Give --cost FILE"),
+        ("simulation", ["--cost", "nowhere.json"], "cannot read nowhere.json"),
+        ("simulation", ["--cost", "{folder}/bad.json"], "bad.json is no file of"),
+        ("simulation", ["--cost", "{folder}/free.json"], "tokens rising, above 0"),
         ("speed", ["--cost", "x.json"], "leave --cost out"),
     ],
 )

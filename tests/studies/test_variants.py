@@ -10,7 +10,7 @@ import pytest
 from made_up import EOS, MASK, VOCAB, MadeUp, drive
 
 from lopa.config import DecodeConfig
-from lopa.studies.ranks import spearman
+from lopa.studies.spearman import spearman
 from lopa.studies.variants import (
     LeastConfident,
     Observed,

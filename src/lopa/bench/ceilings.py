@@ -46,8 +46,8 @@ def measure(device: torch.device, dtype: torch.dtype, quantise: torch.dtype | No
     plain = 2 * side**3 / median_seconds(lambda: a @ b, device)
     if quantise is None:
         return Ceilings(copied, plain)
-    from lopa.engine.quantize import QuantizedLinear
-    from lopa.engine.scaled import quantise as scaled
+    from lopa.kernels.quantize import QuantizedLinear
+    from lopa.kernels.scaled import quantise as scaled
 
     linear = torch.nn.Linear(side, side, bias=False, device=device, dtype=dtype)
     product, given = QuantizedLinear(linear, quantise), scaled(a, quantise)

@@ -11,9 +11,9 @@ import torch
 
 from lopa.bench.ceilings import synchronize
 from lopa.config import DecodeConfig
+from lopa.distributed.rank_llm import RankLLM
 from lopa.engine.llm import Prompt
 from lopa.errors import ConfigError
-from lopa.parallel.rank import RankLLM
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lopa.bench.ceilings import Ceilings
-from lopa.engine.calibration import steady_session
-from lopa.engine.clock import Clock, Lap
+from lopa.engine.cost_measurement import steady_session
 from lopa.engine.llm import LLM
-from lopa.engine.paged import PagedRunner
-from lopa.engine.runner import Runner
 from lopa.errors import ConfigError
-from lopa.sequence import Plan, Round, Stats
+from lopa.runner.base import Runner
+from lopa.runner.device_timer import Clock, Lap
+from lopa.runner.paged import PagedRunner
+from lopa.types import Plan, Round, Stats
 
 BLOCK = 32  # of the rounds that are timed
 

@@ -29,13 +29,13 @@ from lopa.cli.options import (
     with_decoding,
 )
 from lopa.cli.terminal import notes, print_table
+from lopa.distributed.launch import PARENT, launched, run_ranks
 from lopa.errors import ConfigError
-from lopa.parallel.launch import PARENT, launched, run_ranks
 from lopa.version import VERSION
 
 if TYPE_CHECKING:
     from lopa.engine.llm import LLM
-    from lopa.evaluation.problem import Problem
+    from lopa.tasks.problem import Problem
 
 bench = typer.Typer(no_args_is_help=True, help="Measure speed, on the spot.")
 
@@ -67,9 +67,9 @@ def bench_round(
     be_ranks(context, devices)
     llm = load(model, None, device, dtype, quantize, devices)
     from lopa.bench.ceilings import measure
-    from lopa.bench.frozen import frozen
+    from lopa.bench.gc_frozen import frozen
     from lopa.bench.rounds import SteadyRounds
-    from lopa.engine.quantize import KINDS
+    from lopa.kernels.quantize import KINDS
 
     ceilings = measure(llm.device, llm.dtype, KINDS[llm.quantize] if llm.quantize else None)
     console = notes()
@@ -155,7 +155,7 @@ def bench_decode(
     from rich.progress import Progress
 
     from lopa.bench.decode import measure_decoding, measure_together
-    from lopa.bench.frozen import frozen
+    from lopa.bench.gc_frozen import frozen
 
     prompts = prompts_of(llm, asked)
     console = notes()

@@ -61,7 +61,7 @@ def bench_parallel(
     be_ranks(context, devices, always=True)
     llm = load(model, adapter, device, dtype, quantize, devices)
     from lopa.bench.parallel import as_dict, measure_ranks
-    from lopa.parallel.rank import RankLLM
+    from lopa.distributed.rank_llm import RankLLM
 
     assert isinstance(llm, RankLLM)
     with closing(llm):
@@ -114,9 +114,9 @@ def bench_scaling(
     as_json: JsonOption = False,
 ) -> None:
     """What more devices would give: measured rounds of one device, and a modelled link."""
+    from lopa.bench.scaling import PAPER_TPF, Link, Scaling
     from lopa.models.checkpoint import model_config
     from lopa.models.files import read_json
-    from lopa.parallel.scaling import PAPER_TPF, Link, Scaling
 
     given = {
         "gigabytes_per_second": bandwidth,
@@ -159,7 +159,7 @@ def bench_scaling(
             ],
         )
     if picture is not None:
-        from lopa.bench.scaling_picture import draw
+        from lopa.bench.scaling_plot import draw
 
         host_ = found["host"]
         title = f"{host_['model']}, {host_['device']}, {host_['dtype']}, k = {branches}"

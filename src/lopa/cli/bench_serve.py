@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lopa.atomic_write import check_writable
 from lopa.cli.options import JsonOption
 from lopa.cli.terminal import notes, print_table
 from lopa.errors import ConfigError, LopaError
-from lopa.writing import check_writable
 
 if TYPE_CHECKING:
-    from lopa.bench.load import Load
+    from lopa.bench.serve_load import Load
 
 
 def bench_serve(
@@ -54,7 +54,7 @@ def bench_serve(
 
     prompts = [problem.prompt for problem in problems(task, "eval", 50, seed)]
     try:
-        from lopa.bench.load import Endpoint, draw_picture, first_model, offer
+        from lopa.bench.serve_load import Endpoint, draw_picture, first_model, offer
     except ImportError as error:
         raise LopaError(f"this needs {error.name}: pip install 'lopa[serve]'") from None
     url = url.rstrip("/")

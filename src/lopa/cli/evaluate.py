@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lopa.atomic_write import check_writable
 from lopa.cli.bench import host
 from lopa.cli.model import load
 from lopa.cli.options import (
@@ -25,8 +26,8 @@ from lopa.cli.options import (
 )
 from lopa.cli.sweep import progress_bar, run_sweep
 from lopa.errors import ConfigError
-from lopa.evaluation.benchmarks import PROTOCOLS, benchmark
-from lopa.writing import check_writable
+from lopa.evaluation.protocol import PROTOCOLS
+from lopa.evaluation.public import benchmark
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -140,7 +141,7 @@ def evaluate(
         )
     else:
         from lopa.evaluation.evaluate import built_in
-        from lopa.evaluation.tasks import TASKS
+        from lopa.tasks import TASKS
 
         if task not in TASKS:
             known = ", ".join((*TASKS, *PROTOCOLS))

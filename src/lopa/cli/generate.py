@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lopa.atomic_write import check_writable
 from lopa.cli.model import Devices, answer_text, encode, load, read_prompt, same_for_all
 from lopa.cli.options import (
     AdapterOption,
@@ -28,8 +29,7 @@ from lopa.cli.options import (
     with_decoding,
 )
 from lopa.cli.terminal import note, safe_for, statistics
-from lopa.parallel.launch import speaks
-from lopa.writing import check_writable
+from lopa.distributed.launch import speaks
 
 if TYPE_CHECKING:
     from lopa.engine.session import Output, Session

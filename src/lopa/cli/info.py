@@ -182,7 +182,7 @@ def _report(found: dict[str, Any]) -> Table:
 def _torch() -> dict[str, Any]:
     import torch
 
-    from lopa.engine.device import available_devices, choose_device
+    from lopa.runner.device import available_devices, choose_device
 
     devices = []
     for name in available_devices():

@@ -26,8 +26,8 @@ from lopa.cli.race import race
 from lopa.cli.serve import ENVIRONMENT, serve
 from lopa.cli.study import study
 from lopa.cli.terminal import one_line
+from lopa.distributed.launch import launched, speaks
 from lopa.errors import ConfigError, DeviceError, LopaError, PromptError
-from lopa.parallel.launch import launched, speaks
 from lopa.version import VERSION
 
 app = typer.Typer(

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from lopa.cli.options import default_model
 from lopa.cli.terminal import note, notes
 from lopa.config import RANK_TIMEOUT
+from lopa.distributed.launch import launched, speaks
 from lopa.errors import ConfigError, PromptError
-from lopa.parallel.launch import launched, speaks
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -74,8 +74,8 @@ def _load_parallel(name: str, given: dict[str, Any], devices: Devices, bar: _Bar
     launch = launched()
     timeout = devices.rank_timeout or RANK_TIMEOUT
     if launch is not None:
-        from lopa.parallel.place import join
-        from lopa.parallel.rank import RankLLM
+        from lopa.distributed.placement import join
+        from lopa.distributed.rank_llm import RankLLM
 
         mesh = join(
             launch,
@@ -85,7 +85,7 @@ def _load_parallel(name: str, given: dict[str, Any], devices: Devices, bar: _Bar
             timeout=timeout,
         )
         return RankLLM(name, mesh=mesh, progress=bar.show, **given)
-    from lopa.parallel.llm import ParallelLLM
+    from lopa.distributed.parallel_llm import ParallelLLM
 
     return ParallelLLM(
         name,

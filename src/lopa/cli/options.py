@@ -17,8 +17,8 @@ from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin, get_t
 import typer
 
 from lopa.config import PRESETS, RANK_TIMEOUT, DecodeConfig, DecoderName
-from lopa.fields import FIELDS
 from lopa.models.files import BUILT_IN
+from lopa.option_help import FIELDS
 
 Given: TypeAlias = Mapping[str, Any]  # the fields of DecodeConfig that were given
 

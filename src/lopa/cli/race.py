@@ -143,7 +143,7 @@ def _preset_changes(preset: str | None) -> dict[str, Any]:
 def example(model: str | None, seed: int | None) -> str:
     """A prompt that suits the model: a problem of the kind the built-in one was trained on."""
     if (model or default_model()) == "tiny":
-        from lopa.evaluation.tasks import generate
+        from lopa.tasks import generate
 
         return generate("words", _EXAMPLE_SEED if seed is None else seed, "eval").prompt
     return _EXAMPLE

@@ -21,9 +21,9 @@ from lopa.cli.options import (
     default_model,
     with_decoding,
 )
+from lopa.distributed.launch import launched
 from lopa.errors import ConfigError, LopaError
-from lopa.parallel.launch import launched
-from lopa.serving.settings import EngineConfig, ServeConfig
+from lopa.serving.config import EngineConfig, ServeConfig
 
 ENVIRONMENT = "LOPA"  # the prefix of the twins
 _DEFAULTS = {field.name: field.default for field in fields(ServeConfig)}
@@ -187,11 +187,11 @@ def serve(
     extra = "serve" if replicas is None else "ray"
     try:
         if replicas is None:
-            from lopa.serving.server import serve as run
+            from lopa.serving.api.server import serve as run
 
             run(config, engine)
         else:
-            from lopa.serving.ray import serve_replicas
+            from lopa.serving.ray.deployment import serve_replicas
 
             serve_replicas(config, engine, replicas=replicas, max_replicas=max_replicas)
     except ImportError as error:

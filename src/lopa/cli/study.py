@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lopa.atomic_write import write_lines
 from lopa.cli.bench import be_ranks, host, prompts_of
 from lopa.cli.model import Devices, load
 from lopa.cli.options import (
@@ -30,9 +31,8 @@ from lopa.cli.options import (
 )
 from lopa.cli.sweep import make_folder, progress_bar
 from lopa.cli.terminal import note, print_table
+from lopa.distributed.launch import speaks
 from lopa.errors import ConfigError
-from lopa.parallel.launch import speaks
-from lopa.writing import write_lines
 
 STUDIES = (
     "branches",
@@ -40,7 +40,7 @@ STUDIES = (
     "order",
     "calibration",
     "auto",
-    "choice",
+    "simulation",
     "speed",
     "overhead",
     "sync",
@@ -67,7 +67,7 @@ def study(
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="For choice: what rounds cost, by study speed or bench round; may be repeated.",
+            help="For simulation: what rounds cost (study speed, bench round); may be repeated.",
         ),
     ] = None,
     out: Annotated[
@@ -94,7 +94,7 @@ def study(
         _report(name, out or Path(f"study-{task}"))
         return
     from lopa.evaluation.evaluate import problems
-    from lopa.evaluation.tasks import ROOM
+    from lopa.tasks import ROOM
 
     room = {} if preset or "max_new_tokens" in decoding else {"max_new_tokens": ROOM}
     config = decode_config(model, {**room, **decoding, "seed": seed}, preset)
@@ -102,12 +102,12 @@ def study(
         raise ConfigError("the studies are about lookahead: use the lopa decoder with branches")
     asked = problems(task, "eval", limit, seed)
     costs: dict[str, Any] = {}
-    if name == "choice":
-        from lopa.studies.choice import read_costs
+    if name == "simulation":
+        from lopa.studies.simulation import read_costs
 
         costs = {"costs": read_costs(cost or [])}
     elif cost:
-        raise ConfigError("costs are for the study choice: leave --cost out")
+        raise ConfigError("costs are for the study simulation: leave --cost out")
     devices = Devices(branch_parallel) if name == "sync" else None
     if devices is not None:
         be_ranks(context, devices, always=True)
@@ -125,7 +125,7 @@ def study(
         **costs,
     }
     if devices is not None:
-        from lopa.parallel.rank import RankLLM
+        from lopa.distributed.rank_llm import RankLLM
 
         assert isinstance(llm, RankLLM)
 
@@ -139,7 +139,7 @@ def study(
     else:
         from lopa.evaluation.sample import SampleFile
         from lopa.studies.study import Study
-        from lopa.studies.workers import Workers
+        from lopa.studies.worker_pool import Workers
 
         progress, bar = progress_bar(f"study {name}")
         file = SampleFile(folder / "samples.jsonl", described)

@@ -8,10 +8,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lopa.atomic_write import write_lines
 from lopa.cli.bench import host
 from lopa.cli.terminal import note, notes, print_table
 from lopa.errors import ConfigError
-from lopa.writing import write_lines
 
 if TYPE_CHECKING:
     from lopa.config import DecodeConfig
@@ -29,8 +29,8 @@ def run_sweep(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    from lopa.evaluation.page import HEADS, make_page, rows
     from lopa.evaluation.plots import draw_sweep, require_plots
+    from lopa.evaluation.report_page import HEADS, make_page, rows
     from lopa.evaluation.sample import SampleFile
     from lopa.evaluation.sweep import Sweep, combinations, parse_axes, setting_name
 

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from lopa.parallel.launch import speaks
+from lopa.distributed.launch import speaks
 
 if TYPE_CHECKING:
     from rich.console import Console

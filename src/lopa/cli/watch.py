@@ -25,7 +25,7 @@ from lopa.cli.terminal import notes, visible
 
 if TYPE_CHECKING:
     from lopa.engine.session import Event, Session
-    from lopa.sequence import Branch, Fill, Lookahead, Round
+    from lopa.types import Branch, Fill, Lookahead, Round
 
 MASK = "▁"
 _END_OF_TEXT = "∎"

@@ -15,11 +15,11 @@ import numpy as np
 
 from lopa.config import DecodeConfig
 from lopa.decoding import fill, lookahead
-from lopa.decoding.budget import EVERY_ROUND_THE_SAME, Budget, RoundCost
-from lopa.decoding.seen import Seen, ends_of_text
+from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME, Budget, RoundCost
+from lopa.decoding.round_view import Seen, ends_of_text
 from lopa.decoding.windows import Frame, Pipeline, make_window
 from lopa.errors import PromptError
-from lopa.sequence import (
+from lopa.types import (
     BoolArray,
     Branch,
     Fill,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lopa.sequence import BoolArray, FloatArray, IntArray
+from lopa.types import BoolArray, FloatArray, IntArray
 
 _SCHEDULE_END = 1e-3  # Dream's eps: the timestep that its schedule ends on
 

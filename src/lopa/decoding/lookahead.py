@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lopa.config import DecodeConfig
-from lopa.decoding.seen import Seen
-from lopa.sequence import BoolArray, FloatArray, IntArray, Lookahead
+from lopa.decoding.round_view import Seen
+from lopa.types import BoolArray, FloatArray, IntArray, Lookahead
 
 Scores = npt.NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from lopa.config import CacheName, DecodeConfig
-from lopa.sequence import BlockState, BlockView, BoolArray
+from lopa.types import BlockState, BlockView, BoolArray
 
 
 @dataclass(slots=True)

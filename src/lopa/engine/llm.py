@@ -12,30 +12,30 @@ import torch
 from torch import Tensor
 
 from lopa.config import AttentionName, DecodeConfig
-from lopa.decoding.budget import RoundCost
+from lopa.decoding.branch_budget import RoundCost
 from lopa.decoding.decoder import Decoder
-from lopa.engine import calibration
-from lopa.engine.backend import choose_step, prepare
-from lopa.engine.device import (
+from lopa.engine import cost_measurement as calibration
+from lopa.engine.scheduler import MAX_RUNNING, TOKEN_BUDGET, Engine
+from lopa.engine.session import Event, Output, Session
+from lopa.errors import CheckpointError, ConfigError, PromptError
+from lopa.kernels.quantize import check_quantize
+from lopa.kernels.quantize import quantize as quantize_model
+from lopa.models import checkpoint
+from lopa.models.config import ModelConfig
+from lopa.models.families import family_named, settings_for
+from lopa.models.files import resolve
+from lopa.models.tokenizer import Tokenizer
+from lopa.runner.backend import choose_step, prepare
+from lopa.runner.base import Runner
+from lopa.runner.device import (
     check_fits,
     choose_device,
     choose_dtype,
     default_cache_tokens,
     room_beside_cache,
 )
-from lopa.engine.engine import MAX_RUNNING, TOKEN_BUDGET, Engine
-from lopa.engine.paged import PagedRunner, Reuse
-from lopa.engine.quantize import check_quantize
-from lopa.engine.quantize import quantize as quantize_model
-from lopa.engine.reference import raw_logits
-from lopa.engine.runner import Runner
-from lopa.engine.session import Event, Output, Session
-from lopa.errors import CheckpointError, ConfigError, PromptError
-from lopa.models import checkpoint
-from lopa.models.config import ModelConfig
-from lopa.models.families import family_named, settings_for
-from lopa.models.files import resolve
-from lopa.models.tokenizer import Tokenizer
+from lopa.runner.paged import PagedRunner, Reuse
+from lopa.runner.reference import raw_logits
 
 Messages: TypeAlias = Sequence[Mapping[str, str]]
 Prompt: TypeAlias = str | Messages | Sequence[int]

@@ -9,11 +9,11 @@ from typing import Any
 
 from lopa.config import DecodeConfig
 from lopa.decoding.decoder import Decoder
-from lopa.engine.runner import Runner
 from lopa.errors import CapacityError, ConfigError
 from lopa.models.stream_decoder import StreamDecoder
 from lopa.models.tokenizer import Tokenizer
-from lopa.sequence import FinishReason, Plan, Round, Stats, Trace
+from lopa.runner.base import Runner
+from lopa.types import FinishReason, Plan, Round, Stats, Trace
 
 
 @dataclass(slots=True)

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from lopa import tasks
 from lopa.config import DecodeConfig
 from lopa.engine.llm import LLM
 from lopa.errors import ConfigError
-from lopa.evaluation import tasks
 from lopa.evaluation.benchmark import Benchmark, Exercise
-from lopa.evaluation.problem import Problem
 from lopa.evaluation.sample import Sample, Samples, figures, make_sample
+from lopa.evaluation.scoring import score
+from lopa.tasks.problem import Problem
 
 Tick = Callable[[], None]  # called after every answer
 
@@ -36,7 +37,7 @@ def built_in(task: str, split: str, limit: int, seed: int) -> Benchmark:
     """Problems of a built-in task."""
 
     def exercise(problem: Problem) -> Exercise:
-        return Exercise(problem.prompt, lambda text: {"correct": tasks.score(problem, text)})
+        return Exercise(problem.prompt, lambda text: {"correct": score(problem, text)})
 
     return Benchmark(
         name=task,

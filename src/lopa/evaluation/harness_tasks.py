@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lopa.errors import ConfigError
 from lopa.evaluation.benchmark import Exercise, Scores
 from lopa.evaluation.extras import require
+from lopa.evaluation.protocol import Protocol
 from lopa.evaluation.rows import Row
 from lopa.evaluation.sandbox import run
-
-if TYPE_CHECKING:
-    from lopa.evaluation.benchmarks import Protocol
 
 _SEED = 1234  # the harness's own, for drawing examples
 

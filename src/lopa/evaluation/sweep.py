@@ -15,7 +15,7 @@ from lopa.evaluation.aup import aup
 from lopa.evaluation.benchmark import Benchmark
 from lopa.evaluation.evaluate import Tick, answer
 from lopa.evaluation.sample import Samples, figures, mean_by_round
-from lopa.fields import FIELDS
+from lopa.option_help import FIELDS
 
 Axes = Mapping[str, Sequence[Any]]  # setting → the values it takes
 

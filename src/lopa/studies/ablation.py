@@ -7,8 +7,8 @@ from typing import Any
 from lopa.config import PAPER
 from lopa.evaluation import plots
 from lopa.evaluation.sample import figures
-from lopa.studies.phrases import accuracy, points, share, times
 from lopa.studies.study import Findings, Setting, Study, Table
+from lopa.studies.wording import accuracy, points, share, times
 
 PLAIN, PUBLISHED, NO_END = "no lookahead", "LoPA, as published", "LoPA, not at an end of text"
 LAST = "least confident positions"

@@ -13,8 +13,8 @@ from lopa.config import PAPER, USUAL
 from lopa.evaluation import plots
 from lopa.evaluation.sample import figures
 from lopa.evaluation.sweep import curves, of_curve
-from lopa.studies.phrases import accuracy, times
 from lopa.studies.study import Findings, Setting, Study, Table
+from lopa.studies.wording import accuracy, times
 
 THRESHOLDS = (0.95, 0.9, 0.85, 0.8)
 FIXED = (1, 3, 7, 14)

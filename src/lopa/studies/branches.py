@@ -11,8 +11,8 @@ from lopa.config import PAPER, USUAL
 from lopa.evaluation import plots
 from lopa.evaluation.sample import figures, mean_by_round
 from lopa.evaluation.sweep import curves
-from lopa.studies.phrases import accuracy, points, times
 from lopa.studies.study import Findings, Setting, Study, Table
+from lopa.studies.wording import accuracy, points, times
 
 BRANCHES = (0, 1, 3, 7, 14)
 KINDS: dict[str, dict[str, Any]] = {

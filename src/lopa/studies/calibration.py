@@ -18,9 +18,9 @@ from lopa.config import DecodeConfig, ScoreName
 from lopa.evaluation import plots
 from lopa.evaluation.aup import weighed
 from lopa.evaluation.sample import Sample, figures
-from lopa.studies.phrases import accuracy, number, points, times
-from lopa.studies.ranks import spearman
+from lopa.studies.spearman import spearman
 from lopa.studies.study import Findings, Setting, Study, Table
+from lopa.studies.wording import accuracy, number, points, times
 
 SCORES: tuple[ScoreName, ...] = get_args(ScoreName)
 FLOORS = (0.1, 0.2, 0.3, 0.5)

@@ -11,8 +11,8 @@ from typing import Any
 from lopa.config import PAPER
 from lopa.evaluation import plots
 from lopa.evaluation.sample import Sample, figures
-from lopa.studies.phrases import accuracy
 from lopa.studies.study import Findings, Setting, Study, Table
+from lopa.studies.wording import accuracy
 
 ORDERS = 100
 OURS = ("D2F", "LoPA, as published", "LoPA, not at an end of text")

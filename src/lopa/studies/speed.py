@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from lopa.config import AUTO_BRANCHES, DecodeConfig
-from lopa.evaluation import plots, tasks
-from lopa.evaluation.problem import Problem
+from lopa.evaluation import plots
+from lopa.evaluation.scoring import score
 from lopa.studies.study import Findings, Study, Table
+from lopa.tasks.problem import Problem
 
 DRAWS = 2000
 MARGIN = 0.03  # by which auto may miss the best fixed number
@@ -46,7 +47,7 @@ def run(study: Study) -> Findings:
         both = np.stack([np.array(lines).T, auto[:, : len(lines)]])  # [this and auto, what, n]
         tokens, seconds, rounds, tried = both[0]
         speeds = both[:, 0].sum(axis=1) / both[:, 1].sum(axis=1)
-        right = map(tasks.score, study.problems, texts[name])
+        right = map(score, study.problems, texts[name])
         settings[name] = {
             "problems": len(lines),
             "tokens_per_second": speeds[0],

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from lopa.config import DecodeConfig
-from lopa.decoding.budget import RoundCost
+from lopa.decoding.branch_budget import RoundCost
 from lopa.engine.llm import LLM
 from lopa.engine.session import Session
 from lopa.errors import ConfigError
-from lopa.evaluation import tasks
-from lopa.evaluation.problem import Problem
 from lopa.evaluation.sample import Sample, SampleFile, make_sample
+from lopa.evaluation.scoring import score
 from lopa.evaluation.sweep import setting_name
 from lopa.studies.variants import VARIANTS
+from lopa.tasks.problem import Problem
 
 Findings: TypeAlias = dict[str, Any]  # what goes to JSON
 Table: TypeAlias = tuple[Sequence[str], Sequence[Sequence[str]]]  # heads, rows
@@ -104,7 +104,7 @@ class Study:
         def scored(sample: Sample) -> Sample:
             key = sample.problem, sample.text
             if key not in known:  # two threads may find the same: no harm
-                known[key] = tasks.score(self.problems[sample.problem], sample.text)
+                known[key] = score(self.problems[sample.problem], sample.text)
             return replace(sample, correct=known[key])
 
         with ThreadPoolExecutor(_SCORERS) as pool:

@@ -14,9 +14,9 @@ from typing import Any, get_args
 
 from lopa.bench.parallel import as_dict, measure_ranks
 from lopa.config import AttentionName, DecodeConfig
+from lopa.distributed.rank_llm import RankLLM
 from lopa.engine.llm import Prompt
 from lopa.evaluation import plots
-from lopa.parallel.rank import RankLLM
 from lopa.studies.study import Findings, Table
 
 BRANCHES = (1, 3, 7, 15)

@@ -10,7 +10,7 @@ import numpy as np
 from lopa.config import DecodeConfig, ScoreName
 from lopa.decoding import lookahead
 from lopa.decoding.decoder import Decoder
-from lopa.sequence import FloatArray, Round
+from lopa.types import FloatArray, Round
 
 
 class Variant(Decoder):

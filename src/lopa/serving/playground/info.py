@@ -20,8 +20,8 @@ from lopa.config import (
     limits,
     options_of,
 )
-from lopa.fields import FIELDS
 from lopa.models.files import BUILT_IN
+from lopa.option_help import FIELDS
 from lopa.version import VERSION
 
 # Seeds of the built-in tasks, chosen for questions that are short and answers that are not.
@@ -74,7 +74,7 @@ def _field(name: str, decoders: list[str]) -> dict[str, Any]:
     words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
     if not plain:
         choices = decoders if name == "decoder" else words
-        return {**described, "kind": "choice", "choices": choices}
+        return {**described, "kind": "simulation", "choices": choices}
     kind = plain[0]
     if kind is bool:
         return {**described, "kind": "bool"}
@@ -150,7 +150,7 @@ def _presets() -> dict[str, dict[str, Any]]:
 def _examples(model: str) -> list[dict[str, str]]:
     if model not in BUILT_IN:
         return [{"name": name, "prompt": prompt} for name, prompt in _GENERAL]
-    from lopa.evaluation.tasks import generate
+    from lopa.tasks import generate
 
     return [
         {"name": name, "prompt": generate(task, seed, "eval").prompt}

@@ -1,0 +1,81 @@
+"""Host time of the decoder alone: one round at k = 7 over three active blocks of 32.
+
+Prints one line of JSON. The statistics are made up beforehand, so nothing but the decoder's plan
+and advance is timed; garbage collection is left on, as it is in a real run.
+
+    python measurements/decoder_overhead.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+
+import numpy as np
+
+from lopa.config import DecodeConfig
+from lopa.decoding.decoder import Decoder
+from lopa.types import Plan, Stats
+
+MASK, EOS, VOCAB = 151666, 151643, 150000
+
+
+def made_up(rng: np.random.Generator, plan: Plan, fill_share: float) -> Stats:
+    shape = plan.rows.shape
+    sure = rng.random(shape) < fill_share
+    max_prob = np.where(sure, 0.97, 0.8 * rng.random(shape)).astype(np.float32)
+    ranking = np.log(max_prob + 1e-6).astype(np.float32)
+    return Stats(rng.integers(0, VOCAB, shape), max_prob, ranking)
+
+
+def measure(branches: int, runs: int, seed: int) -> list[float]:
+    """Seconds of each full round (all branches, three active blocks), over several runs."""
+    rng = np.random.default_rng(seed)
+    config = DecodeConfig(branches=branches, max_new_tokens=512, early_stop=False)
+    times = []
+    for _ in range(runs):
+        prompt = rng.integers(0, VOCAB, 768).tolist()
+        decoder = Decoder(config, prompt, mask_id=MASK, eos_ids=[EOS], shift=True)
+        while True:
+            began = time.perf_counter()
+            plan = decoder.plan()
+            planned = time.perf_counter() - began
+            if plan is None:
+                break
+            stats = made_up(rng, plan, fill_share=0.08)
+            began = time.perf_counter()
+            record = decoder.advance(stats)
+            elapsed = planned + time.perf_counter() - began
+            active = sum(block.state in ("semi", "active") for block in record.blocks)
+            if active == 3 and len(record.branches) == branches + 1:
+                times.append(elapsed)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--branches", type=int, default=7)
+    parser.add_argument("--runs", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    measure(args.branches, 2, args.seed + 1)  # warm up
+    times = 1e3 * np.array(measure(args.branches, args.runs, args.seed))
+    print(
+        json.dumps(
+            {
+                "branches": args.branches,
+                "rounds": len(times),
+                "median_ms": round(float(np.median(times)), 4),
+                "p95_ms": round(float(np.percentile(times, 95)), 4),
+                "python": platform.python_version(),
+                "numpy": np.__version__,
+                "machine": platform.machine(),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

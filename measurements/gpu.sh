@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# The figures in docs/results.md and measurements/engine.md that want a GPU, a file each:
+#
+#     bash measurements/gpu.sh OUT [checks|rounds|together|precision|speed|auto|branches|floors|ablation …]
+#
+# Parts that are not named are left out; without a name all of them run. What a part has decoded
+# before (precision, auto, branches, floors, ablation) is not decoded again if OUT has it. LIMIT:
+# seconds for each command.
+set -uo pipefail
+out=${1:?where do the files go?}
+shift
+parts=${*:-checks rounds together precision speed auto branches floors ablation}
+mkdir -p "$out"
+export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
+python=${PYTHON:-python3}
+failed=0
+
+measure() { # FILE COMMAND…: standard output to the file, seconds and success to the terminal
+    local file=$out/$1 began=$SECONDS
+    shift
+    if timeout "${LIMIT:-600}" "$@" >"$file.part" 2>"$file.log"; then
+        mv "$file.part" "$file"
+        echo "$((SECONDS - began)) s: $file"
+    else
+        failed=1
+        echo "FAILED after $((SECONDS - began)) s: $file"
+        tail -n 3 "$file.log"
+    fi
+}
+
+lopa=("$python" -m lopa)
+
+answers() { # STUDY SUFFIX OPTIONS…: of both tasks; not of time, so in TF32 and several processes
+    local study=$1 suffix=$2
+    shift 2
+    for task in functions words; do
+        measure "${study}_$task.txt" env TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 "${lopa[@]}" \
+            study "$study" --task $task --batch-size 64 "$@" --out "$out/$task$suffix"
+    done
+}
+
+seven=(--model dummy:dream-7b --dtype bfloat16 --json)
+for part in $parts; do
+    case $part in
+    checks) measure checks.txt "$python" measurements/kernels.py --checks-only ;;
+    rounds)
+        for kind in bf16 fp8 int8; do
+            with=(--quantize $kind)
+            [ $kind = bf16 ] && with=()
+            measure rounds_$kind.json "${lopa[@]}" bench round "${seven[@]}" "${with[@]}" \
+                --branches 0,1,3,7,14 --window 64,96 --prefix 768 --passes 3
+        done
+        ;;
+    together)
+        for kind in bf16 fp8; do
+            with=(--decoder d2f --max-new-tokens 64 --limit 32 --together 32)
+            [ $kind = bf16 ] || with+=(--quantize $kind)
+            # Tokens a row: two blocks of 32; one block at a time, of 32 and of 16.
+            measure together_${kind}_64.json "${lopa[@]}" bench decode "${seven[@]}" "${with[@]}"
+            with+=(--append-at 1)
+            measure together_${kind}_32.json "${lopa[@]}" bench decode "${seven[@]}" "${with[@]}"
+            with+=(--block-size 16)
+            measure together_${kind}_16.json "${lopa[@]}" bench decode "${seven[@]}" "${with[@]}"
+        done
+        ;;
+    precision) measure precision.txt "$python" measurements/precision.py --out "$out/precision.jsonl" ;;
+    speed)
+        for task in words functions; do
+            measure speed_$task.txt "${lopa[@]}" study speed --task $task --limit 144 --seed 6 \
+                --out "$out/$task-h200"
+        done
+        ;;
+    auto | branches) answers $part "" --limit 500 --workers 6 ;;
+    floors) answers calibration -guard --limit 250 --seed 1 --workers 2 ;;
+    ablation) answers ablation -ablation --limit 250 --seed 1 --workers 2 ;;
+    *)
+        echo "no part $part" >&2
+        exit 2
+        ;;
+    esac
+done
+exit $failed

@@ -1,0 +1,544 @@
+"""The kernels on a GPU: first that they are right, then what each of them takes.
+
+    python measurements/kernels.py [--model dummy:dream-7b] [--tokens 64,128,256,384,512]
+
+Checks compare with plain torch in fp32 on random inputs. Times are of one layer: a graph runs the
+operation once for each layer of the model, with that layer's own weights, so that nothing stays in
+the cache that would not stay there in a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from graph_time import microseconds
+from lopa import LLM, DecodeConfig
+from lopa.kernels.compressed_linear import PackedLinear
+from lopa.kernels.cublaslt import known, products_on, table_of
+from lopa.kernels.hopper.common import arranged, available
+from lopa.kernels.hopper.compressed_gemm import Packed, packed
+from lopa.kernels.hopper.swiglu_gemm import paired, suits
+from lopa.kernels.quantize import KINDS, QuantizedLinear
+from lopa.kernels.scaled import quantise
+from lopa.kernels.triton import pointwise
+from lopa.kernels.triton.attention import TILE, Rows, attend
+from lopa.kernels.triton.confidence import RANKINGS, confidence
+from lopa.kernels.triton.matmul import scaled_matmul
+from lopa.runner.attention import Span, reference_batch, sdpa_batch
+from lopa.runner.backend_triton import FusedStep
+from lopa.runner.kv_cache import PAGE
+from lopa.runner.paged import PagedRunner
+from lopa.runner.statistics import statistics as plain_statistics
+
+
+def error(ours: Tensor, plain: Tensor) -> float:
+    if not torch.isfinite(ours).all():
+        return float("nan")
+    return float((ours.double() - plain.double()).norm() / plain.double().norm())
+
+
+def layout(
+    lengths: list[int],
+    cached: int,
+    start: int,
+    size: int | None,
+    group: int,
+    device: Any,
+) -> tuple[Rows, Span]:
+    """One sequence whose pages lie in disorder."""
+    count = max(1, -(-cached // PAGE))
+    table = torch.randperm(count + 2, device=device)[:count]
+    seen = torch.arange(cached, device=device)
+    seen = seen[(seen < start) | (seen >= start + max(lengths))]
+    blocks = None if size is None else torch.arange(max(lengths), device=device) // size
+    span = Span(0, lengths, table[seen // PAGE] * PAGE + seen % PAGE, blocks)
+    tiles = [
+        (row, at) for row, length in enumerate(lengths) for at in range(0, length * group, TILE)
+    ]
+    begins = [sum(lengths[:i]) for i in range(len(lengths))]
+    fill = [[start] * len(lengths), [cached] * len(lengths), [0] * len(lengths)]
+    columns = [*zip(*tiles, strict=True), begins, lengths, *fill]
+    flat = torch.zeros(sum(lengths), dtype=torch.int32, device=device)
+    if blocks is not None:
+        for begin, length in zip(begins, lengths, strict=True):
+            flat[begin : begin + length] = blocks[:length]
+    tensors = [torch.tensor(x, dtype=torch.int32, device=device) for x in columns]
+    return Rows(*tensors, flat, table[None].int()), span
+
+
+def check_attention(device: Any) -> dict[str, float]:
+    worst: dict[str, float] = {}
+    cases = [
+        ([64] * 8, 768, 768, None),
+        ([64], 768, 768, 32),
+        ([96, 64, 64], 100, 100, 32),
+        ([33], 0, 0, None),
+        ([64], 40 * PAGE + 5, 40 * PAGE + 5, None),  # more pages than are looked up at once
+        ([1], PAGE, PAGE, None),
+        ([32], 200, 64, None),
+    ]
+    for heads, kv_heads, dim in ((28, 4, 128), (7, 1, 64), (8, 8, 32)):
+        for lengths, cached, start, size in cases:
+            rows, span = layout(lengths, cached, start, size, heads // kv_heads, device)
+            places = PAGE * (max(1, -(-cached // PAGE)) + 2)
+            tokens = sum(lengths)
+            wide = [
+                torch.randn(n, h, dim, device=device)
+                for n, h in ((tokens, heads), *[(tokens, kv_heads)] * 2, *[(places, kv_heads)] * 2)
+            ]
+            # fp32 takes long to compile: one shape of it
+            for dtype in (torch.bfloat16, torch.float32)[: 2 if dim == 64 else 1]:
+                given = [x.to(dtype) for x in wide]
+                plain = reference_batch(*[x.float() for x in given], [span])
+                name = f"attention {str(dtype).removeprefix('torch.')}"
+                found = {
+                    name: max(error(attend(*given, rows, splits=s), plain) for s in (1, 4)),
+                    f"{name}, of torch's sdpa": error(sdpa_batch(*given, [span]), plain),
+                    f"{name}, of rounding alone": error(plain.to(dtype), plain),
+                }
+                worst |= {key: max(worst.get(key, 0.0), value) for key, value in found.items()}
+    return worst
+
+
+def check_pointwise(device: Any) -> dict[str, float]:
+    worst: dict[str, float] = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        x = torch.randn(37, 3584, device=device).to(dtype)
+        delta, weight = torch.randn_like(x), torch.randn(3584, device=device).to(dtype)
+        total = x.float() + delta.float()
+        plain = total.to(dtype).float()
+        plain = plain * torch.rsqrt(plain.square().mean(-1, keepdim=True) + 1e-6) * weight.float()
+        name = str(dtype).removeprefix("torch.")
+        worst[f"norm {name}"] = error(pointwise.norm(x.clone(), delta, weight, 1e-6, None), plain)
+        gate_up = torch.randn(37, 2 * 18944, device=device).to(dtype)
+        gate, up = gate_up.float().chunk(2, dim=1)
+        active = F.silu(gate) * up
+        worst[f"activate {name}"] = error(pointwise.activate(gate_up, None), active)
+        for kind_name, kind in KINDS.items():
+            ours = pointwise.quantise(x, kind)
+            same = (ours.values.float() == quantise(x, kind).values.float()).float().mean()
+            worst[f"quantise {kind_name} {name}: differing"] = 1 - float(same)
+            for what, scaled, expected in (
+                ("norm", pointwise.norm(x.clone(), delta, weight, 1e-6, kind), plain),
+                ("activate", pointwise.activate(gate_up, kind), active),
+            ):
+                back = scaled.values.float() * scaled.scale
+                worst[f"{what} to {kind_name} {name}"] = error(back, expected)
+    return worst
+
+
+def check_products(device: Any) -> dict[str, float]:
+    worst: dict[str, float] = {}
+    for tokens in (17, 64, 512):
+        linear = torch.nn.Linear(3584, 4608, device=device, dtype=torch.bfloat16)
+        x = torch.randn(tokens, 3584, device=device).bfloat16()
+        plain = F.linear(x.float(), linear.weight.float(), linear.bias.float())
+        for name, kind in KINDS.items():
+            quantised = QuantizedLinear(linear, kind)
+            worst[f"product {name}, {tokens} tokens, against fp32"] = error(quantised(x), plain)
+            values = quantise(x, kind)
+            back = (values.values.double() @ quantised.weight.double().T).float()
+            back = back * values.scale * quantised.scale.T + linear.bias.float()
+            worst[f"product {name}, {tokens} tokens, against itself"] = error(quantised(x), back)
+            ours = scaled_matmul(
+                *values, quantised.weight, quantised.scale, linear.bias, torch.bfloat16
+            )
+            worst[f"our product {name}, {tokens} tokens, against itself"] = error(ours, back)
+    return worst
+
+
+def check_paired(device: Any) -> dict[str, float]:
+    """In a graph its x is made by the kernels just before it: it has to wait for the last one."""
+    if not available(device):
+        print("check_paired: this device goes by the library")
+        return {}
+    found: dict[str, float] = {}
+    shapes = (
+        (2 * 18944, 3584, True),
+        (2 * 12288, 4096, True),
+        (152064, 3584, False),
+        (126464, 4096, False),  # its last tile is not whole
+    )
+    for rows, inner, gated in shapes:
+        weight = (0.02 * torch.randn(rows, inner, device=device)).bfloat16()
+        for tokens in (192, 225, 256, 320, 380, 416, 500, 512, 640, 1024):
+            x = torch.randn(tokens, inner, device=device).bfloat16()
+            if not suits(x, weight, gated=gated):
+                continue  # another number of processors has other sizes
+            plain = F.linear(x.float(), weight.float())
+            if gated:
+                gate, up = plain.chunk(2, dim=1)
+                plain = F.silu(gate) * up
+            # The result takes the place of this, so that what is not written is seen.
+            torch.full(plain.shape, torch.nan, device=device, dtype=torch.bfloat16)
+            name = f"{'gated' if gated else 'paired'}, {tokens} tokens, {rows} rows"
+            first = paired(x, weight, gated=gated)
+            found[name] = error(first, plain)
+
+            def just_made(x: Tensor = x, weight: Tensor = weight, gated: bool = gated) -> Tensor:
+                given = torch.full_like(x, torch.nan)
+                torch.mul(x, 1, out=given)
+                return paired(given, weight, gated=gated)
+
+            found[f"{name}: differing"] = float(differing(just_made, first))
+    return found or {"paired: nothing that suits": float("nan")}
+
+
+def put_out_of_reach(groups: Tensor) -> None:
+    """In every record of [groups, 2, 8, inner] one weight that is small, one zero and one large."""
+    count, chunks = len(groups), groups.shape[3] // 64
+    for scale in (2.0**-20, 0.0, 2.0**9):
+        half, row, column = (
+            torch.randint(size, (count, chunks), device=groups.device) for size in (2, 8, 64)
+        )
+        record = torch.arange(count, device=groups.device)[:, None]
+        column += 64 * torch.arange(chunks, device=groups.device)
+        groups[record, half, row, column] *= scale
+
+
+def check_packed(device: Any) -> dict[str, float]:
+    """Also with weights that are out of reach, and with blocks that do not wait for one another."""
+    if not available(device):
+        print("check_packed: this device goes by the library")
+        return {}
+    found: dict[str, float] = {}
+    shapes = {"gate_up": (37888, 3584), "down": (3584, 18944), "head": (152064, 3584)}
+    shapes |= {"gate_up of LLaDA": (24576, 4096), "down of LLaDA": (4096, 12288)}
+    shapes |= {"gate_up, split": (19456, 2560)}
+    for name, (rows, inner) in shapes.items():
+        gated = name.startswith("gate_up")
+        weight = (0.02 * torch.randn(rows, inner, device=device)).bfloat16()
+        put_out_of_reach(arranged(weight, gated=gated))
+        made = packed(weight, gated=gated)
+        if made is None:
+            found[f"packed {name}: nothing"] = float("nan")
+            continue
+        for tokens in (1, 40, 64):
+            x = torch.randn(tokens, inner, device=device).bfloat16()
+            plain = F.linear(x.float(), weight.float())
+            if gated:
+                gate, up = plain.chunk(2, dim=1)
+                plain = F.silu(gate) * up
+            # The result takes the place of this, so that what is not written is seen.
+            torch.full((tokens, made.columns), torch.nan, device=device, dtype=torch.bfloat16)
+            first = made(x)
+            found[f"packed {name}, {tokens} tokens"] = error(first, plain)
+
+            def just_made(x: Tensor = x, made: Packed = made) -> Tensor:
+                made(2 * x)  # leaves other sums where those of the next one are put
+                given = torch.full_like(x, torch.nan)
+                torch.mul(x, 1, out=given)
+                return made(given)
+
+            others = differing(just_made, first)
+            found[f"packed {name}, {tokens} tokens: differing"] = float(others)
+        for patience in (0, 1, 8) if made.plan.split > 1 else ():
+            impatient = Packed(
+                made.plan._replace(patience=patience), made.data, made.columns, inner
+            )
+
+            def after_another(x: Tensor = x, impatient: Packed = impatient) -> Tensor:
+                impatient(2 * x)
+                return impatient(x)
+
+            others = differing(after_another, first)
+            found[f"packed {name}, patience {patience}: differing"] = float(others)
+        if not gated:  # the weight itself, column by column
+            wrong = 0
+            for k in range(0, inner, 64 * 7):
+                one = torch.zeros(64, inner, device=device, dtype=torch.bfloat16)
+                one[:, k : k + 64] = torch.eye(64, device=device)
+                wrong += int((weight[:, k : k + 64] != made(one).T).sum())
+            found[f"packed {name}: weights differing"] = float(wrong)
+    return found
+
+
+def differing(work: Callable[[], Tensor], first: Tensor) -> int:
+    """How often its result is not the first one to the bit, over and over in a graph."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = [work() for _ in range(20)]
+    found = 0
+    for _ in range(10):
+        for one in again:
+            one.fill_(torch.nan)  # so that what is not written is seen
+        graph.replay()
+        torch.cuda.synchronize()
+        found += sum(not torch.equal(one, first) for one in again)
+    return found
+
+
+def check_splits(device: Any) -> dict[str, float]:
+    """Products whose inner axis is split: always the same bits."""
+    others, wrong = 0, 0.0
+    for tokens in (64, 128, 256):
+        for kind in KINDS.values():
+            x = quantise(torch.randn(tokens, 18944, device=device), kind)
+            w = quantise(torch.randn(3584, 18944, device=device), kind)
+            work = partial(scaled_matmul, *x, *w, None, torch.bfloat16)
+            first = work()
+            plain = (x.values.double() @ w.values.double().T) * x.scale * w.scale.T
+            wrong = max(wrong, error(first, plain))
+            others += differing(work, first)
+    return {"split products: against fp64": wrong, "split products: differing": others}
+
+
+def check_merges(device: Any) -> dict[str, float]:
+    """Attention whose keys are split: always the same bits."""
+    others = 0
+    for lengths in ([64], [64, 64, 37, 64], [1, 5]):
+        rows, _ = layout(lengths, 768, 768, None, 7, device)
+        shapes = (sum(lengths), 28), *[(sum(lengths), 4)] * 2, *[(PAGE * 14, 4)] * 2
+        given = [torch.randn(n, h, 128, device=device).bfloat16() for n, h in shapes]
+        for splits in (2, 4):
+            work = partial(attend, *given, rows, splits=splits)
+            others += differing(work, work())
+    return {"split attention: differing": others}
+
+
+def check_table(device: Any) -> dict[str, float]:
+    """Products by the table of this device, each with two biases in one graph where it has one."""
+    products = products_on(device)
+    worst = 0.0
+    for shape in products.table:
+        weight = torch.randn(shape.columns, shape.inner, device=device).bfloat16()
+        x = torch.randn(shape.tokens, shape.inner, device=device).bfloat16()
+        biases = [
+            torch.randn(shape.columns, device=device).bfloat16() if shape.bias else None
+            for _ in range(2)
+        ]
+        products(x, weight, biases[0])
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = [products(x, weight, bias) for bias in biases]
+        graph.replay()
+        for ours, bias in zip(found, biases, strict=True):
+            wide = None if bias is None else bias.float()
+            worst = max(worst, error(ours, F.linear(x.float(), weight.float(), wide)))
+    name = torch.cuda.get_device_name(device)
+    version = products.library.version if products.library else 0
+    left_out = len(table_of(known(), name, version)) - len(products.table)
+    return {"products by table": worst, "products by table: left out": float(left_out)}
+
+
+def check_rounds(device: Any) -> dict[str, float]:
+    """Rounds begun ahead, several requests at once, one dropped, prompts that are in the cache:
+
+    the same tokens as one by one and without graphs, where what is committed is there at once.
+    """
+    found: dict[str, float] = {}
+    for attention in ("full", "block"):
+        for name, count in _check_rounds(device, attention).items():
+            found[name] = found.get(name, 0.0) + count
+    return found
+
+
+def _check_rounds(device: Any, attention: Any) -> dict[str, float]:
+    llm = LLM("dummy:dream-tiny", device=str(device), dtype="float32", cache_tokens=8192)
+    prompts = [[1 + (7 * i + j) % 200 for j in range(5 + 20 * i)] for i in range(8)]
+    prompts += prompts[2:5]
+    config = DecodeConfig(branches=3, block_size=8, max_new_tokens=32, attention=attention)
+    usual = llm.runner
+    llm.runner = PagedRunner(llm.model, 8192, step=partial(FusedStep, graphs=False), reuse="off")
+    alone = [llm.generate(prompt, config).token_ids for prompt in prompts]
+    llm.runner = usual
+    engine = llm.engine(max_running=3)
+    sessions = [llm.session(prompt, config) for prompt in prompts]
+    for session in sessions:
+        engine.add(session)
+    engine.step()
+    engine.abort(sessions[1])
+    while engine.busy:
+        engine.step()
+    ahead = [llm.generate(prompt, config).token_ids for prompt in prompts]
+    warm = LLM(
+        "dummy:dream-tiny", device=str(device), dtype="float32", cache_tokens=8192, warmup=256
+    )
+    step = warm.runner.step
+
+    def captured() -> set[object]:
+        return {*step._bodies, *step._heads}
+
+    ready = captured()
+    same = warm.generate(prompts[0], config).token_ids == alone[0]
+    together = [s.output.token_ids if s.output else alone[1] for s in sessions]
+    return {
+        "rounds begun ahead": float(sum(a != b for a, b in zip(ahead, alone, strict=True))),
+        "many at once": float(sum(a != b for a, b in zip(together, alone, strict=True))),
+        "warmed up: graphs that were missing": float(len(captured() - ready)),
+        "warmed up: answers that differ": float(not same),
+    }
+
+
+def check_confidence(device: Any) -> dict[str, float]:
+    worst: dict[str, float] = {}
+    for temperature in (0.0, 0.8):
+        for ranking in RANKINGS:
+            logits = 4 * torch.randn(70, 152064, device=device)
+            positions, rounds = torch.randint(0, 1000, (2, 70), device=device)
+            config = DecodeConfig(ranking=ranking, temperature=temperature, seed=5)  # type: ignore
+            token, max_prob, rank = plain_statistics(logits, positions, rounds, 7, config)
+            rows = [
+                positions,
+                rounds,
+                *(torch.full_like(rounds, n) for n in (5, RANKINGS[ranking])),
+            ]
+            out = torch.zeros(3, 70, dtype=torch.int32, device=device)
+            heat = torch.full((70,), temperature, device=device)
+            settings = torch.stack(rows, 1)
+            confidence(logits, settings, heat, 7, out, drawing=temperature > 0)
+            worst["confidence: tokens differing"] = max(
+                worst.get("confidence: tokens differing", 0.0),
+                float((out[0] != token).float().mean()),
+            )
+            for name, ours, plain in (("max_prob", out[1], max_prob), (ranking, out[2], rank)):
+                found = float((ours.view(torch.float32) - plain).abs().max())
+                worst[f"confidence {name}: largest difference"] = found
+    return worst
+
+
+def times(llm: LLM, tokens: int, window: int, prefix: int) -> dict[str, float]:
+    """Microseconds of each operation of a layer, and of the head."""
+    config, device = llm.config, llm.device
+    layers: list[Any] = list(llm.model.layers)
+    count = len(layers)
+    x = torch.randn(tokens, config.hidden_size, device=device).to(llm.dtype)
+    wide = torch.randn(tokens, config.intermediate_size, device=device).to(llm.dtype)
+    gate_up = torch.randn(tokens, 2 * config.intermediate_size, device=device).to(llm.dtype)
+    found: dict[str, float] = {}
+
+    def measure(name: str, work: Callable[[int], object], layers: int = count) -> None:
+        found[name] = round(microseconds(work, layers), 2)
+
+    products = {
+        "qkv": (lambda layer: layer.attention.qkv, x),
+        "out": (lambda layer: layer.attention.out, x),
+        "gate_up": (lambda layer: layer.feed_forward.gate_up, x),
+        "down": (lambda layer: layer.feed_forward.down, wide),
+    }
+    for name, (part, given) in products.items():
+        linear = part(layers[0])
+        if isinstance(linear, QuantizedLinear):
+            scaled = pointwise.quantise(given, linear.kind)
+            measure(name, lambda i, p=part, s=scaled: p(layers[i])(s))
+        else:
+            measure(name, lambda i, p=part, g=given: p(layers[i])(g))
+    kind = getattr(layers[0].feed_forward.down, "kind", None)
+    weight = layers[0].attention_norm.weight
+    measure("norm", lambda i: pointwise.norm(x, x, weight, 1e-6, kind))
+    measure("activate", lambda i: pointwise.activate(gate_up, kind))
+    if kind is None:
+        product = products_on(device)
+        weights = [layer.feed_forward.gate_up.weight for layer in layers]
+        measure("gate_up and activate", lambda i: pointwise.activate(product(x, weights[i]), None))
+        if suits(x, weights[0], gated=True):
+            measure("gate_up and activate, paired", lambda i: paired(x, weights[i], gated=True))
+        head_weight = llm.model.head_weight
+        if suits(x, head_weight, gated=False):
+            measure("head, paired", lambda i: paired(x, head_weight, gated=False), 1)
+        for name, given in (("gate_up", x), ("down", wide)):
+            owned = [getattr(layer.feed_forward, name) for layer in layers]
+            if all(isinstance(one, PackedLinear) and one.packed.suits(given) for one in owned):
+                measure(f"{name}, packed", lambda i, o=owned, g=given: o[i].packed(g))
+        head = getattr(llm.model, "head", None)
+        if isinstance(head, PackedLinear) and head.packed.suits(x):
+            measure("head, packed", lambda i: head.packed(x), 1)
+    if kind is not None:
+        measure("quantise", lambda i: pointwise.quantise(x, kind))
+    width = (config.heads + 2 * config.kv_heads) * config.head_dim
+    qkv = torch.randn(tokens, width, device=device).to(llm.dtype)
+    keys = torch.empty(tokens, config.kv_heads, config.head_dim, device=device, dtype=llm.dtype)
+    values = torch.randn_like(keys)
+    angles = torch.randn(tokens, config.head_dim, device=device).to(llm.dtype)
+    measure(
+        "rotate",
+        lambda i: pointwise.rotate(qkv, angles, angles, None, 1e-6, keys, values, config.heads),
+    )
+    group = config.heads // config.kv_heads
+    lengths = [window] * (tokens // window)
+    q = qkv.view(tokens, -1, config.head_dim)[:, : config.heads]
+    pages = llm.runner.pages
+    rows, _ = layout(lengths, prefix, prefix, None, group, device)
+    for splits in (1, 2, 4):
+
+        def mix(i: int, splits: int = splits) -> Tensor:
+            return attend(q, keys, values, pages.keys[i], pages.values[i], rows, splits=splits)
+
+        measure(f"attention / {splits}", mix)
+    measure("head", lambda i: llm.model.logits(x), 1)
+    logits = llm.model.logits(x)
+    settings = torch.full((tokens, 4), 2, device=device, dtype=torch.int64)
+    out = torch.zeros(3, tokens, dtype=torch.int32, device=device)
+    heat = torch.zeros(tokens, device=device)
+
+    def find(_: int) -> None:
+        confidence(logits, settings, heat, config.mask_id, out, drawing=False)
+
+    measure("confidence", find, 1)
+    return found
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", default="dummy:dream-7b")
+    parser.add_argument("--tokens", default="64,128,256,384,512")
+    parser.add_argument("--window", type=int, default=64)
+    parser.add_argument("--prefix", type=int, default=768)
+    parser.add_argument("--quantize", default="none,fp8,int8")
+    parser.add_argument("--checks-only", action="store_true")
+    options = parser.parse_args()
+    device = torch.device("cuda")
+    torch.manual_seed(0)
+    worst: dict[str, float] = {}
+    checks = (
+        check_attention,
+        check_pointwise,
+        check_products,
+        check_splits,
+        check_merges,
+        check_table,
+        check_paired,
+        check_packed,
+        check_confidence,
+        check_rounds,
+    )
+    for check in checks:
+        worst |= check(device)
+        print(f"{check.__name__}: done", flush=True)
+    for name, value in worst.items():
+        print(f"{value:10.2e}  {name}")
+    limits = {"attention bfloat16": 5e-3, "attention float32": 1e-5}
+    limits |= {name: 3e-3 for name in worst if name.startswith(("gated", "paired", "packed"))}
+    bad = [n for n, v in worst.items() if not v < limits.get(n, 6e-2)]
+    print("wrong: " + ", ".join(bad) if bad else "all right")
+    if options.checks_only:
+        sys.exit(bool(bad))
+    for quantize in options.quantize.split(","):
+        llm = LLM(
+            options.model,
+            device="cuda",
+            dtype="bfloat16",
+            quantize=None if quantize == "none" else quantize,
+            cache_tokens=65536,
+        )
+        for tokens in map(int, options.tokens.split(",")):
+            line = {"quantize": quantize, "tokens": tokens}
+            print(json.dumps(line | times(llm, tokens, options.window, options.prefix)), flush=True)
+        del llm
+        torch.cuda.empty_cache()
+    sys.exit(bool(bad))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Seen: what a round found at the positions that may be filled."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from lopa.decoding.fill import Cells
+from lopa.decoding.windows import Frame
+from lopa.types import BoolArray, FloatArray, IntArray
+
+
+@dataclass
+class Seen:
+    """R rows of N columns, a whole number of blocks; [R, N] each. Shorter rows have no masks at
+    their end."""
+
+    offset: int  # position of the first column
+    masks: BoolArray
+    token: IntArray
+    max_prob: FloatArray
+    ranking: FloatArray
+    eos_ids: Collection[int]
+
+    @cached_property
+    def ends(self) -> BoolArray:
+        """[R, N] where the token is an end of text. Not every rule asks."""
+        return ends_of_text(self.token, self.eos_ids)
+
+    def cells(self, row: int, frame: Frame, size: int) -> Cells:
+        """What the fill rule sees of a row: its own blocks."""
+        shape = blocks, _ = frame.blocks[row], size
+        end = blocks * size
+        return Cells(
+            self.masks[row, :end].reshape(shape),
+            self.max_prob[row, :end].reshape(shape),
+            self.ranking[row, :end].reshape(shape),
+            frame.may_force[row, :blocks],
+        )
+
+
+def ends_of_text(tokens: IntArray, eos_ids: Collection[int]) -> BoolArray:
+    found: BoolArray | None = None
+    for end in eos_ids:  # there are one or two
+        here = tokens == end
+        found = here if found is None else found | here
+    return np.zeros(tokens.shape, np.bool_) if found is None else found

@@ -1,0 +1,1 @@
+"""Several devices: branch parallelism, tensor parallelism, supervised ranks."""

@@ -1,0 +1,106 @@
+"""Where a rank runs, and how it meets the others."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lopa.distributed.channel import die_with
+from lopa.distributed.launch import LISTENING, PARENT, Launched
+from lopa.distributed.mesh import Mesh, backend_for, meeting_place
+from lopa.errors import DeviceError
+from lopa.runner.device import choose_device
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one rank runs."""
+
+    device: str
+    threads: int = 0  # 0: torch's own choice
+    cores: tuple[int, ...] = ()  # empty: any
+
+
+def places(device: str, ranks: int, pin: bool = False) -> list[Place]:
+    """A place for each rank of this machine: a device each, or a share of the cores."""
+    kind = choose_device(device)
+    if kind.type == "cpu":
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        each = max(1, min((len(cores) or os.cpu_count() or 1) // ranks, _most_threads()))
+        pin = pin and ranks <= len(cores)
+        return [
+            Place("cpu", each, tuple(cores[i * each : (i + 1) * each]) if pin else ())
+            for i in range(ranks)
+        ]
+    if ":" in device and ranks > 1:
+        raise DeviceError(f"{ranks} ranks cannot be on {device}: give --device {kind.type}")
+    if ranks == 1:
+        return [Place(str(kind))]
+    count = torch.accelerator.device_count()
+    return [Place(f"{kind.type}:{i % count}") for i in range(ranks)]
+
+
+def _most_threads() -> int:
+    """What OMP_NUM_THREADS allows a process."""
+    given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    return int(given) if given.isdigit() else sys.maxsize
+
+
+def settle(place: Place) -> torch.device:
+    """Make this process one that runs there."""
+    if place.threads:
+        torch.set_num_threads(place.threads)
+    if place.cores:
+        os.sched_setaffinity(0, place.cores)
+    device = choose_device(place.device)
+    if device.type not in ("cpu", "mps"):
+        torch.accelerator.set_device_index(device.index or 0)
+    return device
+
+
+def join(
+    launch: Launched,
+    *,
+    branch_parallel: int | None,
+    tensor_parallel: int,
+    device: str,
+    timeout: float,
+) -> Mesh:
+    """Meet the ranks of this launch, on this rank's own device."""
+    own = PARENT in os.environ  # started by `run_ranks`
+    if own:
+        die_with(int(os.environ[PARENT]))
+    here = settle(places(device, launch.local_world, pin=own)[launch.local_rank])
+    return Mesh.join(
+        launch.rank,
+        launch.world,
+        branches=branch_parallel or launch.world // tensor_parallel,
+        tensors=tensor_parallel,
+        device=here,
+        backend=backend_for(here, launch.local_world),
+        timeout=timeout,
+        store=_met(launch.rank) if own else None,  # None: the launcher's own
+    )
+
+
+def stay_here() -> None:
+    """Have gloo use the interface that reaches this machine alone, unless told otherwise."""
+    names = {name for _, name in socket.if_nameindex()}
+    for name in ("lo", "lo0"):
+        if name in names:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def _met(rank: int) -> Any:
+    stay_here()
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank == 0:
+        return meeting_place(
+            host, port, is_master=True, master_listen_fd=int(os.environ[LISTENING])
+        )
+    return meeting_place(host, port, is_master=False)

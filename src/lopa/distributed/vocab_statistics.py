@@ -1,0 +1,133 @@
+"""Statistics from logits whose vocabulary is spread over ranks, without gathering them.
+
+The same numbers as `lopa.runner.statistics`, up to the order of sums: each rank gives the best and
+the sums of its own part, [N, few] a rank, and every rank combines them in the same order. Where the
+entropy ranks there is a second sum; where top-p or top-k filter, the cut is found by bisection, one
+small sum a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lopa.config import DecodeConfig
+from lopa.distributed.mesh import Mesh
+from lopa.runner.statistics import ENTROPY_EPS, gumbel
+
+
+def part_of(size: int, part: int, parts: int) -> range:
+    """The rows of a vocabulary that a part holds; parts may differ by one."""
+    return range(part * size // parts, (part + 1) * size // parts)
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyStatistics:
+    """A `Statistics`: takes this rank's columns of the logits."""
+
+    mesh: Mesh
+    first: int  # id of the first column
+
+    def __call__(
+        self, logits: Tensor, positions: Tensor, rounds: Tensor, mask_id: int, config: DecodeConfig
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        logits = logits.double() if config.decoder == "fast-dllm" else logits.float()
+        ids = torch.arange(self.first, self.first + logits.shape[1], device=logits.device)
+        is_mask = ids == mask_id
+        unfiltered = logits
+        keys = logits
+        if config.temperature > 0:
+            unfiltered = logits / config.temperature
+            logits = self._keep_top(unfiltered, ids, config.top_p, config.top_k)
+            keys = logits + gumbel(positions, rounds, config.seed, ids)
+        keys = keys.masked_fill(is_mask, -torch.inf)
+        best, own = keys.max(dim=-1)
+        columns = [best, ids[own], _at(logits, own)]
+        if config.temperature > 0:  # where the filter leaves nothing but the mask token
+            spare, spare_own = unfiltered.masked_fill(is_mask, -torch.inf).max(dim=-1)
+            columns += [spare, ids[spare_own], _at(logits, spare_own)]
+        top = logits.topk(2, dim=-1) if logits.shape[1] > 1 else logits.topk(1, dim=-1)
+        highest = top.values[:, 0]
+        shifted = (logits - highest[:, None]).exp()  # −inf − −inf: a part without a token left
+        total = torch.where(torch.isneginf(highest), 0.0, shifted.sum(dim=-1))
+        second = top.values[:, 1] if logits.shape[1] > 1 else torch.full_like(highest, -torch.inf)
+        columns += [highest, total, ids[top.indices[:, 0]], second]
+        # [parts, N, columns], as fp64: it holds every token id and fp32 exactly.
+        parts = self.mesh.parts(torch.stack([c.double() for c in columns], dim=-1))
+        *found, highest, total, highest_id, second = parts.unbind(-1)
+        # The first part wins a tie: it holds the lower ids.
+        winner = found[0].argmax(dim=0)[None]
+        token, level = (c.gather(0, winner)[0] for c in found[1:3])
+        if config.temperature > 0:
+            nothing = torch.isneginf(found[0].amax(dim=0))
+            winner = found[3].argmax(dim=0)[None]
+            token = torch.where(nothing, found[4].gather(0, winner)[0], token)
+            level = torch.where(nothing, found[5].gather(0, winner)[0], level)
+        overall = highest.amax(dim=0)
+        norm = (total * (highest - overall).exp()).sum(dim=0)
+        chance: Callable[[Tensor], Tensor] = lambda x: (x - overall).exp() / norm  # noqa: E731
+        token = token.long()
+        max_prob = chance(level).to(logits.dtype)
+        if config.ranking == "max_prob":
+            return token, max_prob, max_prob
+        if config.ranking == "margin":
+            other = torch.where(highest_id.long() == token, second, highest).amax(dim=0)
+            return token, max_prob, max_prob - chance(other).to(logits.dtype)
+        at = (overall + norm.log())[:, None].to(logits.dtype)
+        probs = (logits - at).exp()
+        entropy = (probs * torch.log(probs + ENTROPY_EPS)).sum(dim=-1)
+        return token, max_prob, self.mesh.sum(entropy)
+
+    def _keep_top(self, logits: Tensor, ids: Tensor, top_p: float, top_k: int) -> Tensor:
+        """top-p, then top-k: everything else becomes −inf, as on one device."""
+        if top_p < 1.0:
+            highest = self._most(logits.amax(dim=-1))
+            weight = (logits - highest[:, None]).exp()
+            total = self.mesh.sum(weight.sum(dim=-1))
+            probs = weight / total[:, None]
+            order = _ordered(logits)
+            cut = self._cut(order, probs, lambda above: above <= top_p)
+            # Of equals at the cut those with the lowest ids stay, as far as the share reaches.
+            equal = order == cut[:, None]
+            above = self.mesh.sum(probs.masked_fill(order <= cut[:, None], 0.0).sum(dim=-1))
+            counts = self.mesh.parts(equal.sum(dim=-1))
+            earlier = counts[: self.mesh.tensor].sum(dim=0)[:, None] + equal.cumsum(dim=-1) - 1
+            kept = above[:, None] + earlier * probs <= top_p
+            logits = logits.masked_fill((order < cut[:, None]) | (equal & ~kept), -torch.inf)
+        if top_k > 0:
+            order = _ordered(logits)
+            ones = torch.ones_like(logits)
+            cut = self._cut(order, ones, lambda above: above < top_k)
+            logits = logits.masked_fill(order < cut[:, None], -torch.inf)
+        return logits
+
+    def _cut(self, order: Tensor, weight: Tensor, fits: Callable[[Tensor], Tensor]) -> Tensor:
+        """[N] the least value such that what lies above it, summed over all ranks, fits."""
+        bits = 64 if order.dtype == torch.int64 and weight.dtype == torch.float64 else 32
+        low = torch.full_like(order[:, 0], -(2 ** (bits - 1)))
+        high = torch.full_like(low, 2 ** (bits - 1) - 1)
+        for _ in range(bits):
+            # floor((low + high) / 2) without leaving int64
+            middle = (low & high) + ((low ^ high) >> 1)
+            above = weight.masked_fill(order <= middle[:, None], 0.0).sum(dim=-1)
+            good = fits(self.mesh.sum(above))
+            high = torch.where(good, middle, high)
+            low = torch.where(good, low, middle + 1)
+        return high
+
+    def _most(self, values: Tensor) -> Tensor:
+        return self.mesh.parts(values).amax(dim=0)
+
+
+def _at(values: Tensor, columns: Tensor) -> Tensor:
+    return values.gather(-1, columns[:, None])[:, 0]
+
+
+def _ordered(values: Tensor) -> Tensor:
+    """Floats as whole numbers in the same order, −inf included."""
+    wide = values.dtype == torch.float64
+    bits = (values + 0.0).view(torch.int64 if wide else torch.int32).long()  # −0 becomes 0
+    return torch.where(bits < 0, bits ^ (2**63 - 1 if wide else 2**31 - 1), bits)

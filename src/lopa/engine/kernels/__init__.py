@@ -1,1 +1,0 @@
-"""Triton kernels, and what they need: a CUDA device, or Triton's interpreter on a CPU (tests)."""

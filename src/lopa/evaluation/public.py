@@ -1,0 +1,75 @@
+"""The public benchmarks by name: their rows and protocol become exercises.
+
+How to decode is `DecodeConfig.preset` of the same name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lopa.config import DecodeConfig
+from lopa.errors import ConfigError
+from lopa.evaluation.benchmark import Benchmark, Exercise
+from lopa.evaluation.protocol import PROTOCOLS, Protocol
+from lopa.evaluation.rows import Row, read_rows
+
+
+def benchmark(
+    name: str,
+    *,
+    chat: bool,
+    data: Path | None = None,
+    shots: int | None = None,
+    shots_data: Path | None = None,
+    limit: int | None = None,
+) -> Benchmark:
+    """The exercises of a public benchmark.
+
+    data: its rows, in place of those on the hub. shots: examples before the question, and
+    shots_data: rows that they are drawn from; by default they are other rows of `data`.
+    """
+    protocol = PROTOCOLS[name]
+    shots = protocol.shots if shots is None else shots
+    if limit is not None and limit < 1:
+        raise ConfigError("limit must be at least 1")
+    if shots < 0 or (shots and not protocol.shots):
+        raise ConfigError(f"{name} is asked without examples: leave --shots out")
+    if protocol.shots and not protocol.drawn and shots > protocol.shots:
+        raise ConfigError(f"{name} has {protocol.shots} examples: ask for no more --shots")
+    if shots_data is not None and not (protocol.drawn and data is not None):
+        raise ConfigError("--shots-data goes with --data and a benchmark whose examples are rows")
+    rows = None if data is None else read_rows(data, name, protocol.fields)
+    examples = None if shots_data is None else read_rows(shots_data, name, protocol.fields)
+    if rows is not None and protocol.drawn and shots > len(examples or rows[1:]):
+        raise ConfigError(f"{shots} examples need more rows: give --shots-data, or fewer --shots")
+    exercises, stop = _exercises(name, protocol, rows, examples, shots, limit, chat)
+    facts: dict[str, Any] = {"shots": shots, "chat": chat, "data": data.name if data else "hub"}
+    said = [name, *([f"{shots} shots"] if shots else []), *(["chat"] if chat else [])]
+    return Benchmark(
+        name=name,
+        exercises=exercises,
+        title=", ".join([*said, f"{len(exercises)} problems"]),
+        facts=facts,
+        room=DecodeConfig.preset(name).max_new_tokens,
+        stop=stop,
+        bos=protocol.bos,
+    )
+
+
+def _exercises(
+    name: str,
+    protocol: Protocol,
+    rows: list[Row] | None,
+    examples: list[Row] | None,
+    shots: int,
+    limit: int | None,
+    chat: bool,
+) -> tuple[list[Exercise], tuple[str, ...]]:
+    if not protocol.tasks:
+        from lopa.evaluation.evalplus_sets import plus_exercises
+
+        return plus_exercises(name, rows, limit, chat), ()
+    from lopa.evaluation.harness_tasks import harness_exercises
+
+    return harness_exercises(name, protocol, rows, examples, shots, limit, chat)

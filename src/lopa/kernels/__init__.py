@@ -1,0 +1,1 @@
+"""Kernels and fast linear layers: Triton for any NVIDIA GPU, CUDA for Hopper."""

@@ -1,0 +1,1 @@
+"""Matrix products in CUDA for Hopper (sm_90a), compiled at run time."""

@@ -1,0 +1,1 @@
+"""Kernels in Triton. They also run in its interpreter, on a CPU."""

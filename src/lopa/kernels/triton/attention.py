@@ -1,0 +1,290 @@
+"""Attention of a flat batch over pages: every row sees its sequence's pages and its own window.
+
+The queries of a row and of one key head, L · group of them, are one axis that is cut into tiles, so
+any group size fills the matrix units. A tile goes over the pages through the page table, then over
+its row's window, with a running softmax. With few tiles the keys are split over several programs,
+whose parts a second kernel merges by their log-sum-exp.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from lopa.kernels.triton.shared_memory import shared_memory, stages_that_fit
+from lopa.runner.kv_cache import PAGE
+
+TILE = 64  # folded queries a program
+_PROCESSORS = 132  # programs that have one to themselves on the GPU that this was made for
+_MOST_SPLITS = 4
+_LOOKED_UP = 32  # pages at once
+
+
+class Rows(NamedTuple):
+    """The rows of a batch on the device; all int32. A tile whose row is −1 does nothing."""
+
+    tile_row: Tensor  # [tiles] its row
+    tile_at: Tensor  # [tiles] its first folded query
+    begin: Tensor  # [R] first token
+    length: Tensor  # [R]
+    start: Tensor  # [R] position of the first token
+    cached: Tensor  # [R]
+    slot: Tensor  # [R]
+    blocks: Tensor  # [T]
+    table: Tensor  # [slots, most pages a slot] pages of each slot
+
+
+@triton.jit
+def _dot(a, b, PRECISE: tl.constexpr):
+    return tl.dot(a, b, input_precision="ieee" if PRECISE else "tf32")
+
+
+@triton.jit
+def _softmax_step(scores, values, scale, best, total, mixed, PRECISE: tl.constexpr):
+    """One tile of keys of the running softmax: scores [TILE, PAGE], values [PAGE, D]."""
+    new = tl.maximum(best, tl.max(scores, 1) * scale)
+    safe = tl.where(new == -float("inf"), 0.0, new)  # nothing seen yet
+    weights = tl.exp2(scores * scale - safe[:, None])
+    rescale = tl.exp2(best - safe)
+    total = total * rescale + tl.sum(weights, 1)
+    mixed = mixed * rescale[:, None] + _dot(weights.to(values.dtype), values, PRECISE)
+    return new, total, mixed
+
+
+@triton.jit
+def _attend(
+    q,  # [T, heads, D], token stride given
+    k,  # [T, kv_heads, D], token stride given
+    v,
+    pool_k,  # [S, kv_heads, D]
+    pool_v,
+    paged_k,  # the same [S, kv_heads · D] by descriptor, PAGE · D at a time
+    paged_v,
+    out,  # [T, heads, D], or with SPLITS > 1 [SPLITS, T, heads, D] in fp32
+    lse,  # [SPLITS, T, heads] in fp32, log2
+    tile_row,
+    tile_at,
+    row_begin,
+    row_length,
+    row_start,
+    row_cached,
+    row_slot,
+    blocks,
+    table,
+    table_width,
+    tokens,
+    scale,  # of the scores, log2(e) included
+    q_stride,
+    k_stride,
+    v_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LOOKED_UP: tl.constexpr,
+    PRECISE: tl.constexpr,
+):
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    # Tiles are the slowest axis: those that do nothing come last and delay no other.
+    head = tl.program_id(0)
+    split = tl.program_id(1)
+    tile = tl.program_id(2)
+    row = tl.load(tile_row + tile)
+    if row < 0:
+        return
+    begin = tl.load(row_begin + row)
+    length = tl.load(row_length + row)
+    start = tl.load(row_start + row)
+    cached = tl.load(row_cached + row)
+    pages = table + tl.load(row_slot + row) * table_width
+
+    dims = tl.arange(0, D)
+    folded = tl.load(tile_at + tile) + tl.arange(0, TILE)
+    token = folded // GROUP
+    query_head = head * GROUP + folded % GROUP
+    live = token < length
+    flat = (begin + token).to(tl.int64)
+    queries = tl.load(
+        q + flat[:, None] * q_stride + query_head[:, None] * D + dims[None, :],
+        mask=live[:, None],
+        other=0.0,
+    )
+    own_block = tl.load(blocks + flat, mask=live, other=0)
+
+    best = tl.full([TILE], -float("inf"), tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    mixed = tl.zeros([TILE, D], tl.float32)
+
+    # The pages: this split's share of them.
+    inside_page = tl.arange(0, PAGE)
+    count = tl.cdiv(cached, PAGE)
+    share = tl.cdiv(count, SPLITS)
+    first = split * share
+    last = tl.minimum(first + share, count)
+    if not PRECISE:  # fp32 goes without: it is for checking, and takes long to compile
+        # Whole pages before the window: every query sees all of them. Where they lie is looked up
+        # outside the loop: inside it, they would be fetched one step ahead instead of two or three.
+        whole = tl.minimum(last, tl.minimum(cached, start) // PAGE)
+        lane = tl.arange(0, LOOKED_UP)
+        for base in tl.range(first, whole, LOOKED_UP, num_stages=1):
+            looked_up = tl.load(pages + base + lane, mask=base + lane < whole, other=0)
+            for at in tl.range(0, tl.minimum(whole - base, LOOKED_UP)):
+                page = tl.sum(tl.where(lane == at, looked_up, 0)) * PAGE
+                keys, values = paged_k.load([page, head * D]), paged_v.load([page, head * D])
+                scores = _dot(queries, tl.trans(keys), PRECISE)
+                best, total, mixed = _softmax_step(
+                    scores, values, scale, best, total, mixed, PRECISE
+                )
+        first = tl.maximum(first, whole)
+    # The others: the window's own positions are left out.
+    offsets = inside_page[:, None] * (KV_HEADS * D) + head * D + dims[None, :]
+    for index in tl.range(first, last, num_stages=1):
+        page = tl.load(pages + index).to(tl.int64) * (PAGE * KV_HEADS * D)
+        position = index * PAGE + inside_page
+        there = position < cached
+        keys = tl.load(pool_k + page + offsets, mask=there[:, None], other=0.0)
+        values = tl.load(pool_v + page + offsets, mask=there[:, None], other=0.0)
+        seen = there & ((position < start) | (position >= start + length))
+        scores = _dot(queries, tl.trans(keys), PRECISE)
+        scores = tl.where(live[:, None] & seen[None, :], scores, -float("inf"))
+        best, total, mixed = _softmax_step(scores, values, scale, best, total, mixed, PRECISE)
+    # The window, by the last split.
+    window = tl.where(split == SPLITS - 1, length, 0)
+    for at in tl.range(0, window, PAGE, num_stages=1):
+        column = at + inside_page
+        there = column < length
+        where = (begin + column).to(tl.int64)
+        keys = tl.load(
+            k + where[:, None] * k_stride + head * D + dims[None, :], mask=there[:, None], other=0.0
+        )
+        values = tl.load(
+            v + where[:, None] * v_stride + head * D + dims[None, :], mask=there[:, None], other=0.0
+        )
+        block = tl.load(blocks + where, mask=there, other=0)
+        seen = there[None, :] & live[:, None] & (block[None, :] <= own_block[:, None])
+        scores = tl.where(seen, _dot(queries, tl.trans(keys), PRECISE), -float("inf"))
+        best, total, mixed = _softmax_step(scores, values, scale, best, total, mixed, PRECISE)
+
+    result = mixed / tl.where(total > 0, total, 1.0)[:, None]
+    place = (split.to(tl.int64) * tokens + flat) * HEADS + query_head
+    tl.store(
+        out + place[:, None] * D + dims[None, :],
+        result.to(out.dtype.element_ty),
+        mask=live[:, None],
+    )
+    if SPLITS > 1:
+        level = tl.where(total > 0, best + tl.log2(tl.where(total > 0, total, 1.0)), -float("inf"))
+        tl.store(lse + place, level, mask=live)
+
+
+@triton.jit
+def _merge(parts, lse, out, count, D: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr):
+    """parts [SPLITS, count, D] in fp32 → out [count, D]; count = T · heads."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    live = row < count
+    dims = tl.arange(0, D)
+    best = tl.full([ROWS], -float("inf"), tl.float32)
+    for split in tl.static_range(SPLITS):
+        level = tl.load(lse + split * count + row, mask=live, other=0.0)
+        best = tl.maximum(best, level)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, D], tl.float32)
+    for split in tl.static_range(SPLITS):
+        level = tl.load(lse + split * count + row, mask=live, other=0.0)
+        weight = tl.exp2(level - best)
+        part = tl.load(
+            parts + (split * count + row).to(tl.int64)[:, None] * D + dims[None, :],
+            mask=live[:, None],
+            other=0.0,
+        )
+        total += weight
+        mixed += part * weight[:, None]
+    mixed = mixed / total[:, None]
+    tl.store(
+        out + row.to(tl.int64)[:, None] * D + dims[None, :],
+        mixed.to(out.dtype.element_ty),
+        mask=live[:, None],
+    )
+
+
+def attend(
+    q: Tensor,  # [T, heads, D]
+    k: Tensor,  # [T, kv_heads, D]
+    v: Tensor,
+    pool_k: Tensor,  # [S, kv_heads, D], contiguous
+    pool_v: Tensor,
+    rows: Rows,
+    *,
+    splits: int | None = None,
+) -> Tensor:
+    """[T, heads, D]. Tokens that no tile covers (padding) are left unwritten.
+
+    splits: of the keys; as many as keep the device busy, unless given.
+    """
+    tokens, heads, dim = q.shape
+    kv_heads = k.shape[1]
+    programs = max(1, tokens * heads // TILE)
+    splits = splits or max(1, min(_MOST_SPLITS, _PROCESSORS // programs))
+    stages = stages_for(programs * splits, dim * q.element_size(), shared_memory(q.device))
+    if q.stride()[1:] != (dim, 1) or k.stride()[1:] != (dim, 1) or v.stride()[1:] != (dim, 1):
+        raise ValueError("the heads of a token must lie side by side")
+    out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
+    parts, lse = out, out
+    if splits > 1:
+        parts = torch.empty(splits, tokens, heads, dim, dtype=torch.float32, device=q.device)
+        lse = torch.empty(splits, tokens, heads, dtype=torch.float32, device=q.device)
+    paged = [
+        TensorDescriptor.from_tensor(pool.view(len(pool), -1), [PAGE, dim])
+        for pool in (pool_k, pool_v)
+    ]
+    _attend[(kv_heads, splits, len(rows.tile_row))](
+        q,
+        k,
+        v,
+        pool_k,
+        pool_v,
+        *paged,
+        parts,
+        lse,
+        *rows[:7],
+        rows.blocks,
+        rows.table,
+        rows.table.shape[1],
+        tokens,
+        dim**-0.5 * 1.4426950408889634,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        D=dim,
+        PAGE=PAGE,
+        TILE=TILE,
+        SPLITS=splits,
+        LOOKED_UP=_LOOKED_UP,
+        PRECISE=q.dtype == torch.float32,
+        num_warps=4,
+        num_stages=stages if q.dtype != torch.float32 else 1,
+    )
+    if splits > 1:
+        count = tokens * heads
+        _merge[(triton.cdiv(count, 8),)](parts, lse, out, count, D=dim, SPLITS=splits, ROWS=8)
+    return out
+
+
+def stages_for(programs: int, head_bytes: int, shared: int) -> int:
+    """Pages on their way at once; more of them leave a processor no room for a second program."""
+    wanted = 4 if programs <= _PROCESSORS else 3
+    return stages_that_fit(wanted, 2 * PAGE * head_bytes, shared - TILE * head_bytes)
+
+
+def most_tiles(tokens: int, rows: int, group: int) -> int:
+    """Tiles that a batch of so many tokens and rows can need."""
+    return triton.cdiv(tokens * group, TILE) + rows

@@ -1,0 +1,210 @@
+"""From logits to token, probability and ranking confidence, without leaving the device.
+
+The same as `lopa.runner.statistics` for everything but top-p, top-k and fp64. The logits of a
+position are cut into parts, a program each, which looks at them once. The first kernel finds each
+part's largest, its share of the softmax and its best token (by its logit, or by a draw: Gumbel
+noise from the same counters); the second one, knowing these, each part's share of the ranking; the
+third puts them together.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import libdevice
+
+RANKINGS = {"max_prob": 0, "margin": 1, "neg_entropy": 2}
+BLOCK = 8192  # logits a program
+WARPS = 4
+
+
+@triton.jit
+def _mix(x):
+    """splitmix64's finaliser on int64, as in lopa.runner.statistics."""
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+@triton.jit
+def _log(x, NATIVE: tl.constexpr):
+    """The device's own is off by 2⁻²² at most and takes one instruction for twenty."""
+    return libdevice.fast_logf(x) if NATIVE else tl.log(x)
+
+
+@triton.jit
+def _survey(
+    logits,  # [N, vocab]
+    settings,  # [N, 4] int64: position, round, seed, ranking; ranking < 0: padding
+    temperature,  # [N] fp32; 0: the argmax
+    found,  # [N, 4, PARTS] fp32: largest, total, best key, the best token's logit
+    tokens,  # [N, PARTS] int32: the best token
+    vocab,
+    stride,
+    mask_id,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DRAWING: tl.constexpr,  # whether any temperature is above 0
+):
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    if tl.load(settings + row * 4 + 3) < 0:
+        return
+    first = part * BLOCK
+    ids = first + tl.arange(0, BLOCK)
+    inside = ids < vocab
+    x = tl.load(logits + row * stride + ids, mask=inside, other=-float("inf")).to(tl.float32)
+    allowed = inside & (ids != mask_id)
+    if DRAWING:
+        heat = tl.load(temperature + row)
+        if heat > 0:
+            x = x / heat
+        largest = tl.max(x, 0)  # of all logits, the mask's included
+        keys = tl.where(allowed, x, -float("inf"))
+        if heat > 0:
+            position = tl.load(settings + row * 4)
+            turn = tl.load(settings + row * 4 + 1)
+            counter = _mix(_mix(position * 0x9E3779B1 + turn) ^ tl.load(settings + row * 4 + 2))
+            bits = _mix(counter + ids.to(tl.int64) * 0x2545F4914F6CDD1D)
+            uniform = ((bits >> 11) & 0xFFFFFFFFFFFFF).to(tl.float64)
+            uniform = (uniform + 0.5) * 2.220446049250313e-16
+            keys = keys + (-tl.log(-tl.log(uniform))).to(tl.float32)
+        best = tl.max(keys, 0)
+        token = tl.min(tl.where(keys == best, ids, 0x7FFFFFFF), 0)  # ties go to the lower id
+        chosen = tl.max(tl.where(ids == token, x, -float("inf")), 0)
+    else:
+        # Few passes over the block: one for the best token, whose logit is then known, and of all
+        # logits only the mask's can be larger.
+        keys = tl.where(allowed, x, -float("inf"))
+        best, where = tl.max(keys, 0, return_indices=True)  # ties go to the lower id
+        token = first + where
+        chosen = best
+        has_mask = (mask_id >= first) & (mask_id < first + BLOCK)
+        masks = tl.load(logits + row * stride + mask_id, mask=has_mask, other=-float("inf"))
+        largest = tl.maximum(best, masks.to(tl.float32))
+    total = tl.sum(tl.exp(x - largest), 0)
+    place = found + row * (4 * PARTS) + part
+    tl.store(place, largest)
+    tl.store(place + PARTS, total)
+    tl.store(place + 2 * PARTS, best)
+    tl.store(place + 3 * PARTS, chosen)
+    tl.store(tokens + row * PARTS + part, token)
+
+
+@triton.jit
+def _settled(found, tokens, row, PARTS: tl.constexpr, LANES: tl.constexpr):
+    """largest, total, token and its logit over all parts."""
+    parts = tl.arange(0, LANES)
+    live = parts < PARTS
+    place = found + row * (4 * PARTS) + parts
+    peaks = tl.load(place, mask=live, other=-float("inf"))
+    largest = tl.max(peaks, 0)
+    total = tl.sum(tl.load(place + PARTS, mask=live, other=0.0) * tl.exp(peaks - largest), 0)
+    keys = tl.load(place + 2 * PARTS, mask=live, other=-float("inf"))
+    ids = tl.load(tokens + row * PARTS + parts, mask=live, other=0x7FFFFFFF)
+    token = tl.min(tl.where(keys == tl.max(keys, 0), ids, 0x7FFFFFFF), 0)
+    logits = tl.load(place + 3 * PARTS, mask=live, other=-float("inf"))
+    chosen = tl.max(tl.where(ids == token, logits, -float("inf")), 0)
+    return largest, total, token, chosen
+
+
+@triton.jit
+def _rank(
+    logits,
+    settings,
+    temperature,
+    found,
+    tokens,
+    shares,  # [N, PARTS] fp32: of the negative entropy, or the largest logit of the others
+    vocab,
+    stride,
+    PARTS: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DRAWING: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    ranking = tl.load(settings + row * 4 + 3)
+    if ranking <= 0:
+        return
+    ids = part * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=-float("inf")).to(tl.float32)
+    if DRAWING:
+        heat = tl.load(temperature + row)
+        if heat > 0:
+            x = x / heat
+    largest, total, token, _ = _settled(found, tokens, row, PARTS, LANES)
+    if ranking == 1:
+        share = tl.max(tl.where(ids == token, -float("inf"), x), 0)
+    else:
+        p = tl.exp(x - largest) * (1.0 / total)
+        share = tl.sum(p * _log(p + 1e-10, NATIVE), 0)
+    tl.store(shares + row * PARTS + part, share)
+
+
+@triton.jit
+def _conclude(
+    settings, found, tokens, shares, out, count, PARTS: tl.constexpr, LANES: tl.constexpr
+):
+    """out [3, N]: token (int32), the bits of max_prob and of the ranking (fp32)."""
+    row = tl.program_id(0).to(tl.int64)
+    ranking = tl.load(settings + row * 4 + 3)
+    if ranking < 0:
+        return
+    largest, total, token, chosen = _settled(found, tokens, row, PARTS, LANES)
+    probability = tl.exp(chosen - largest) / total
+    confidence = probability
+    if ranking > 0:
+        parts = tl.arange(0, LANES)
+        place = shares + row * PARTS + parts
+        if ranking == 1:
+            other = tl.max(tl.load(place, mask=parts < PARTS, other=-float("inf")), 0)
+            confidence = probability - tl.exp(other - largest) / total
+        else:
+            confidence = tl.sum(tl.load(place, mask=parts < PARTS, other=0.0), 0)
+    tl.store(out + row, token)
+    tl.store(out + count + row, probability.to(tl.int32, bitcast=True))
+    tl.store(out + 2 * count + row, confidence.to(tl.int32, bitcast=True))
+
+
+def confidence(
+    logits: Tensor,  # [N, vocab]
+    settings: Tensor,  # [N, 4] int64: position, round, seed, ranking (RANKINGS; −1: padding)
+    temperature: Tensor,  # [N] fp32
+    mask_id: int,
+    out: Tensor,  # [3, N] int32: token, and the bits of max_prob and ranking in fp32
+    *,
+    drawing: bool = True,  # False: every temperature is 0, which leaves the drawing out
+) -> None:
+    count, vocab = logits.shape
+    block = min(BLOCK, triton.next_power_of_2(vocab))
+    parts = triton.cdiv(vocab, block)
+    lanes = triton.next_power_of_2(parts)
+    found = torch.empty(count, 4, parts, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty(count, parts, dtype=torch.int32, device=logits.device)
+    shares = torch.empty(count, parts, dtype=torch.float32, device=logits.device)
+    common = {"PARTS": parts, "BLOCK": block, "DRAWING": drawing, "num_warps": WARPS}
+    stride = logits.stride(0)
+    _survey[(count, parts)](
+        logits, settings, temperature, found, tokens, vocab, stride, mask_id, **common
+    )
+    _rank[(count, parts)](
+        logits,
+        settings,
+        temperature,
+        found,
+        tokens,
+        shares,
+        vocab,
+        stride,
+        LANES=lanes,
+        NATIVE=logits.is_cuda,
+        **common,
+    )
+    _conclude[(count,)](
+        settings, found, tokens, shares, out, count, PARTS=parts, LANES=lanes, num_warps=1
+    )

@@ -1,0 +1,289 @@
+"""What lies between the matrix products of a layer, one kernel each: norms, RoPE, activation.
+
+Where the product that follows is quantised, the kernel also writes its input as fp8 or int8 with
+one scale a token, so that no extra pass over memory is spent on it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from lopa.kernels.hopper.common import available
+from lopa.kernels.scaled import LARGEST, Scaled
+
+
+@triton.jit
+def _to_type(x, step, LARGEST: tl.constexpr, target: tl.constexpr):
+    """x / step, rounded to the nearest, as torch does; the largest x is LARGEST steps."""
+    x = x * (1.0 / step)
+    if LARGEST == 127.0:
+        # nearest even: adding and taking away 1.5 · 2²³ leaves a whole number in fp32
+        x = (x + 12582912.0) - 12582912.0
+    return x.to(target)
+
+
+@triton.jit
+def _norm(
+    x,  # [T, size], the residual stream; with ADD it is written too
+    delta,  # [T, size] to be added to it first
+    weight,
+    out,  # [T, size]
+    scale,  # [T] when quantised
+    size,
+    eps,
+    ADD: tl.constexpr,
+    LARGEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,  # a kernel that waits for this one may begin
+):
+    if EARLY:
+        gdc_launch_dependents()
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    value = tl.load(x + token * size + at, mask=inside, other=0.0)
+    if ADD:
+        more = tl.load(delta + token * size + at, mask=inside, other=0.0)
+        value = (value.to(tl.float32) + more.to(tl.float32)).to(x.dtype.element_ty)
+        tl.store(x + token * size + at, value, mask=inside)
+    wide = value.to(tl.float32)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide) / size + eps)
+    # Rounded to the model's type before the weight, as the plain norm does.
+    factor = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    normed = wide.to(x.dtype.element_ty).to(tl.float32) * factor
+    if LARGEST > 0:
+        step = tl.maximum(tl.max(tl.abs(normed)), 1e-12) / LARGEST
+        tl.store(scale + token, step)
+        normed = _to_type(normed, step, LARGEST, out.dtype.element_ty)
+    tl.store(out + token * size + at, normed.to(out.dtype.element_ty), mask=inside)
+
+
+def norm(
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, quantised: torch.dtype | None
+) -> Tensor | Scaled:
+    """RMSNorm of x + delta, [T, size]; x becomes that sum."""
+    tokens, size = x.shape
+    out = torch.empty(tokens, size, dtype=quantised or x.dtype, device=x.device)
+    scale = x.new_empty((tokens, 1), dtype=torch.float32)
+    _norm[(tokens,)](
+        x,
+        x if delta is None else delta,
+        weight,
+        out,
+        scale,
+        size,
+        eps,
+        ADD=delta is not None,
+        LARGEST=LARGEST[quantised] if quantised else 0.0,
+        BLOCK=triton.next_power_of_2(size),
+        EARLY=available(x.device) and not quantised,
+        num_warps=8 if size > 1024 else 4,
+    )
+    return Scaled(out, scale) if quantised else out
+
+
+@triton.jit
+def _activate(
+    gate_up,  # [T, 2 · size]
+    out,  # [T, size]
+    size,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    value = _active(gate_up, token, size, at)
+    tl.store(out + token * size + at, value.to(out.dtype.element_ty), mask=at < size)
+
+
+@triton.jit
+def _active(gate_up, token, size, at):
+    """silu(gate) · up in fp32 at these places of a token; zero past its end."""
+    inside = at < size
+    gate = tl.load(gate_up + token * 2 * size + at, mask=inside, other=0.0)
+    up = tl.load(gate_up + (token * 2 + 1) * size + at, mask=inside, other=0.0)
+    wide = gate.to(tl.float32)
+    return (wide / (1.0 + tl.exp(-wide))).to(gate.dtype).to(tl.float32) * up.to(tl.float32)
+
+
+@triton.jit
+def _activate_scaled(
+    gate_up,  # [T, 2 · size]
+    out,  # [T, size]
+    scale,  # [T]
+    size,
+    LARGEST: tl.constexpr,
+    BLOCK: tl.constexpr,  # at most size
+    REST: tl.constexpr,  # at least what is left
+):
+    """The same with one scale a token: all of a token in one program, read once.
+
+    Two pieces, since one whose length is a power of two would be idle for up to half of it.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    first = tl.arange(0, BLOCK)
+    value = _active(gate_up, token, size, first)
+    peak = tl.max(tl.abs(value))
+    if REST > 0:
+        rest = BLOCK + tl.arange(0, REST)
+        more = _active(gate_up, token, size, rest)
+        peak = tl.maximum(peak, tl.max(tl.abs(more)))
+    step = tl.maximum(peak, 1e-12) / LARGEST
+    tl.store(scale + token, step)
+    place = out + token * size
+    tl.store(place + first, _to_type(value, step, LARGEST, out.dtype.element_ty))
+    if REST > 0:
+        more = _to_type(more, step, LARGEST, out.dtype.element_ty)
+        tl.store(place + rest, more, mask=rest < size)
+
+
+def activate(gate_up: Tensor, quantised: torch.dtype | None) -> Tensor | Scaled:
+    """SwiGLU: silu(gate) · up, [T, 2 · size] → [T, size]."""
+    tokens, double = gate_up.shape
+    size = double // 2
+    out = torch.empty(tokens, size, dtype=quantised or gate_up.dtype, device=gate_up.device)
+    if quantised is None:
+        block = min(1024, triton.next_power_of_2(size))
+        _activate[(tokens, triton.cdiv(size, block))](gate_up, out, size, BLOCK=block)
+        return out
+    scale = gate_up.new_empty((tokens, 1), dtype=torch.float32)
+    block = 1 << (size.bit_length() - 1)
+    _activate_scaled[(tokens,)](
+        gate_up,
+        out,
+        scale,
+        size,
+        LARGEST=LARGEST[quantised],
+        BLOCK=block,
+        REST=triton.next_power_of_2(size - block) if size > block else 0,
+        num_warps=16 if block > 4096 else 8,
+        maxnreg=64,  # so that a multiprocessor holds two tokens at once
+    )
+    return Scaled(out, scale)
+
+
+@triton.jit
+def _quantise(x, out, scale, size, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    value = tl.load(x + token * size + at, mask=inside, other=0.0).to(tl.float32)
+    step = tl.maximum(tl.max(tl.abs(value)), 1e-12) / LARGEST
+    tl.store(scale + token, step)
+    value = _to_type(value, step, LARGEST, out.dtype.element_ty)
+    tl.store(out + token * size + at, value, mask=inside)
+
+
+def quantise(x: Tensor, quantised: torch.dtype) -> Scaled:
+    """[T, size] with one scale a token."""
+    tokens, size = x.shape
+    out = torch.empty(tokens, size, dtype=quantised, device=x.device)
+    scale = torch.empty(tokens, 1, dtype=torch.float32, device=x.device)
+    _quantise[(tokens,)](
+        x,
+        out,
+        scale,
+        size,
+        LARGEST=LARGEST[quantised],
+        BLOCK=triton.next_power_of_2(size),
+        num_warps=8 if size > 1024 else 4,
+    )
+    return Scaled(out, scale)
+
+
+@triton.jit
+def _rotate(
+    qkv,  # [T, (heads + 2 · kv_heads) · D], q is rotated in place
+    cos,  # [T, D]
+    sin,
+    q_weight,  # [D] where the model norms its heads
+    k_weight,
+    keys,  # [T, kv_heads, D]: where rotated keys and the values go
+    values,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    NORMED: tl.constexpr,
+    BLOCK: tl.constexpr,  # heads a program
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    half = tl.arange(0, D // 2)
+    base = qkv + token * ((HEADS + 2 * KV_HEADS) * D)
+    inside = (head < HEADS + KV_HEADS)[:, None] & (half >= 0)[None, :]
+    offsets = head[:, None] * D + half[None, :]
+    first = tl.load(base + offsets, mask=inside, other=0.0)
+    second = tl.load(base + offsets + D // 2, mask=inside, other=0.0)
+    if NORMED:
+        wide1, wide2 = first.to(tl.float32), second.to(tl.float32)
+        mean = (tl.sum(wide1 * wide1, 1) + tl.sum(wide2 * wide2, 1)) / D
+        factor = tl.rsqrt(mean + eps)[:, None]
+        is_query = (head < HEADS)[:, None]
+        weight1 = tl.where(
+            is_query, tl.load(q_weight + half)[None, :], tl.load(k_weight + half)[None, :]
+        )
+        weight2 = tl.where(
+            is_query,
+            tl.load(q_weight + D // 2 + half)[None, :],
+            tl.load(k_weight + D // 2 + half)[None, :],
+        )
+        wide1 = (wide1 * factor).to(first.dtype).to(tl.float32) * weight1.to(tl.float32)
+        wide2 = (wide2 * factor).to(second.dtype).to(tl.float32) * weight2.to(tl.float32)
+        first, second = wide1.to(first.dtype), wide2.to(second.dtype)
+    c = tl.load(cos + token * D + half)[None, :].to(tl.float32)  # both halves are the same
+    s = tl.load(sin + token * D + half)[None, :].to(tl.float32)
+    wide1, wide2 = first.to(tl.float32), second.to(tl.float32)
+    turned1 = (wide1 * c - wide2 * s).to(first.dtype)
+    turned2 = (wide2 * c + wide1 * s).to(first.dtype)
+    is_query = (head < HEADS)[:, None] & inside
+    tl.store(base + offsets, turned1, mask=is_query)
+    tl.store(base + offsets + D // 2, turned2, mask=is_query)
+    is_key = (head >= HEADS)[:, None] & inside
+    to = token * (KV_HEADS * D) + (head - HEADS)[:, None] * D + half[None, :]
+    tl.store(keys + to, turned1, mask=is_key)
+    tl.store(keys + to + D // 2, turned2, mask=is_key)
+    # The values of the key heads that this program has.
+    from_value = base + (head + KV_HEADS)[:, None] * D + half[None, :]
+    value1 = tl.load(from_value, mask=is_key, other=0.0)
+    value2 = tl.load(from_value + D // 2, mask=is_key, other=0.0)
+    tl.store(values + to, value1, mask=is_key)
+    tl.store(values + to + D // 2, value2, mask=is_key)
+
+
+def rotate(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    weights: tuple[Tensor, Tensor] | None,
+    eps: float,
+    keys: Tensor,
+    values: Tensor,
+    heads: int,
+) -> None:
+    """Norm the heads where the model does, rotate q in place, rotated keys and values to theirs.
+
+    qkv [T, (heads + 2 · kv_heads) · D]; cos, sin [T, D]; keys, values [T, kv_heads, D].
+    """
+    tokens, kv_heads, dim = keys.shape
+    block = 8
+    q_weight, k_weight = weights if weights else (cos, cos)
+    _rotate[(tokens, triton.cdiv(heads + kv_heads, block))](
+        qkv,
+        cos,
+        sin,
+        q_weight,
+        k_weight,
+        keys,
+        values,
+        eps,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        D=dim,
+        NORMED=weights is not None,
+        BLOCK=block,
+        num_warps=4,
+    )

@@ -1,1 +1,0 @@
-"""Several devices for one model: branches over replicas, tensors within one, and their faults."""

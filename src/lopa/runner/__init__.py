@@ -1,0 +1,1 @@
+"""Runners: what executes plans on a device."""

@@ -1,0 +1,147 @@
+"""A batch: the rows of many plans on one flat token axis, laid out on the host.
+
+Token t of row r stands at `row_begin[r] + t`; rows follow one another without padding. Only
+attention needs to know about rows, and only the head about what is wanted: that is found when it is
+asked for, by when the device can be at the layers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lopa.types import BoolArray, IntArray, Plan
+
+_T = TypeVar("_T", bound=np.generic)
+
+
+class Wanted(NamedTuple):
+    """The N positions whose statistics are wanted."""
+
+    # [N] token whose hidden state predicts the position; −1 − slot: the slot's carry
+    source: IntArray
+    position: IntArray  # [N]
+    round: IntArray  # [N]
+    counts: list[int]  # by plan
+
+
+class Outline(NamedTuple):
+    """Where T tokens stand in R rows, whichever tokens. Arrays are for reading only.
+
+    The same object from round to round, as long as no window moves and no row comes or goes:
+    whoever has laid it out has nothing to do again. Integers are int64.
+    """
+
+    first_rows: list[int]  # by plan: its first row
+    inside: list[BoolArray | None]  # by plan: which of its cells are tokens; None: all
+    positions: IntArray  # [T] absolute
+    blocks: IntArray  # [T] a token sees those of its row whose block is not larger
+    row_begin: IntArray  # [R] first token of the row
+    row_length: IntArray  # [R]
+    row_start: IntArray  # [R] position of its first token
+    row_cached: IntArray  # [R] cached positions 0 … are seen, those that the row holds excepted
+    row_slot: IntArray  # [R]
+
+
+@dataclass(slots=True)
+class Batch:
+    plans: list[tuple[int, Plan]]  # (slot, plan)
+    outline: Outline
+    tokens: IntArray  # [T]
+    is_wanted: BoolArray  # [T]
+    shift: bool  # a hidden state predicts the position behind its own
+    _wanted: Wanted | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def wanted(self) -> Wanted:
+        if self._wanted is None:
+            self._wanted = self._find_wanted()
+        return self._wanted
+
+    def _find_wanted(self) -> Wanted:
+        outline = self.outline
+        where = self.is_wanted.nonzero()[0]
+        source = where
+        if self.shift:
+            # The row before; what was remembered for a window's first position; position 0 its own.
+            source = where - 1
+            edge = self.is_wanted[outline.row_begin].nonzero()[0]  # rows
+            if len(edge):
+                begin = outline.row_begin[edge]
+                remembered = -1 - outline.row_slot[edge]
+                carried = np.where(outline.row_start[edge] > 0, remembered, begin)
+                source[where.searchsorted(begin)] = carried
+        ends = [*outline.first_rows[1:], len(outline.row_begin)]
+        last = [int(outline.row_begin[end - 1] + outline.row_length[end - 1]) for end in ends]
+        upto = [0, *where.searchsorted(last).tolist()]
+        counts = [b - a for a, b in itertools.pairwise(upto)]
+        rounds = np.array([plan.index for _, plan in self.plans]).repeat(counts)
+        return Wanted(source, outline.positions[where], rounds, counts)
+
+
+def make_batch(plans: Sequence[tuple[int, Plan]], shift: bool) -> Batch:
+    """A few calls for all plans together: this is on the way of every round."""
+    outline = _outline(tuple(_shape(slot, plan) for slot, plan in plans))
+    tokens, wanted = [], []
+    for (_, plan), inside in zip(plans, outline.inside, strict=True):
+        tokens.append(plan.rows.reshape(-1) if inside is None else plan.rows[inside])
+        wanted.append(plan.wanted.reshape(-1) if inside is None else plan.wanted[inside])
+    return Batch(list(plans), outline, _joined(tokens), _joined(wanted), shift)
+
+
+class _Shape(NamedTuple):
+    """What a plan has to do with an outline."""
+
+    slot: int
+    start: int
+    cached: int
+    width: int  # L, which may be more than any of the rows has
+    ends: bytes  # [R] int64
+    block_ids: bytes | None  # [L] int64
+
+
+def _shape(slot: int, plan: Plan) -> _Shape:
+    ids = None if plan.block_ids is None else plan.block_ids.tobytes()
+    return _Shape(slot, plan.start, plan.cached, plan.rows.shape[1], plan.ends.tobytes(), ids)
+
+
+@lru_cache(maxsize=64)
+def _outline(shapes: tuple[_Shape, ...]) -> Outline:
+    ends = [np.frombuffer(shape.ends, np.int64) for shape in shapes]
+    counts = [len(of_plan) for of_plan in ends]
+    by_plan = np.array([(shape.start, shape.cached, shape.slot) for shape in shapes], np.int64)
+    row_start, row_cached, row_slot = by_plan.repeat(counts, axis=0).T
+    row_length = _joined(ends) - row_start
+    row_begin = row_length.cumsum() - row_length
+    size = int(row_begin[-1] + row_length[-1])
+    positions = np.arange(size) - (row_begin - row_start).repeat(row_length)
+
+    all_inside: list[BoolArray | None] = []
+    blocks = np.zeros(size, np.int64)
+    flat = 0
+    for shape, of_plan in zip(shapes, ends, strict=True):
+        inside = np.arange(shape.start, shape.start + shape.width) < of_plan[:, None]
+        if shape.block_ids is not None:
+            ids = np.frombuffer(shape.block_ids, np.int64)[None].repeat(len(of_plan), axis=0)
+            blocks[flat : flat + inside.sum()] = ids[inside]
+        flat += int(inside.sum())
+        inside.flags.writeable = False
+        all_inside.append(None if inside.all() else inside)
+    arrays = positions, blocks, row_begin, row_length, row_start, row_cached, row_slot
+    for array in arrays:
+        array.flags.writeable = False
+    return Outline([0, *itertools.accumulate(counts[:-1])], all_inside, *arrays)
+
+
+def _joined(arrays: list[npt.NDArray[_T]]) -> npt.NDArray[_T]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -1,0 +1,98 @@
+"""Devices and precisions by name, refused in one line where they do not exist."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from lopa.errors import DeviceError
+from lopa.models.config import ModelConfig
+from lopa.runner.kv_cache import PAGE, token_bytes
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+_MOST_SEQUENCES = 64  # of full length that the cache has room for when memory is plenty
+
+
+def available_devices() -> list[str]:
+    found = ["cpu"]
+    found += [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    found += [f"npu:{i}" for i in range(_npus())]
+    return found
+
+
+def _npus() -> int:
+    """Ascend devices, where torch's extension for them is installed. Not verified on hardware."""
+    if find_spec("torch_npu") is None:
+        return 0
+    import_module("torch_npu")
+    return int(torch.npu.device_count())  # type: ignore[attr-defined]
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the first accelerator, else the CPU."""
+    found = available_devices()
+    if name == "auto":
+        return torch.device(found[1] if len(found) > 1 else "cpu")
+    wanted = {"cuda": "cuda:0", "npu": "npu:0", "cpu:0": "cpu"}.get(name, name)
+    if wanted not in found:
+        raise DeviceError(f"no device {name!r} here: choose from auto, {', '.join(found)}")
+    return torch.device(wanted)
+
+
+def choose_dtype(name: str, checkpoint: str) -> torch.dtype:
+    """`auto` is what the checkpoint's config.json says."""
+    wanted = checkpoint if name == "auto" else name
+    if wanted not in DTYPES:
+        raise DeviceError(f"no dtype {wanted!r}: choose from auto, {', '.join(DTYPES)}")
+    return DTYPES[wanted]
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that can be had on the device now, where the system says."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:  # what can be had without swapping: unlike free memory, it counts files kept in memory
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        available = next(line for line in lines if line.startswith("MemAvailable:"))
+        return int(available.split()[1]) * 1024
+    except (OSError, StopIteration, ValueError):
+        return None
+
+
+def check_fits(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+    """Refuse a model that the device has no room for, before anything is loaded."""
+    free = free_bytes(device)
+    wanted = config.parameters * dtype.itemsize
+    if free is not None and wanted > free:
+        raise DeviceError(
+            f"the model takes {wanted / 2**30:.1f} GiB as {str(dtype).removeprefix('torch.')} and "
+            f"{device} has {free / 2**30:.1f} GiB free, {(wanted - free) / 2**30:.1f} GiB too "
+            "little: choose a smaller dtype or another device"
+        )
+
+
+def default_cache_tokens(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> int:
+    """On an accelerator most of what the weights have left; elsewhere a part, taken as used."""
+    free = free_bytes(device)
+    share = 0.8 if device.type == "cuda" else 0.25
+    wanted = _MOST_SEQUENCES * config.max_positions
+    if free is None:
+        return wanted
+    return max(PAGE, min(wanted, int(share * free) // token_bytes(config, dtype)))
+
+
+def room_beside_cache(
+    cache_tokens: int | None, config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> int:
+    """Bytes that a cache of so many tokens leaves; None: it will take what it finds."""
+    return (free_bytes(device) or 0) - (cache_tokens or 0) * token_bytes(config, dtype)

@@ -1,0 +1,301 @@
+"""The runner in use: flat batches over a paged cache.
+
+This is the host's side: who holds which pages, which prefixes are shared, which rows are staged.
+The device's side is a `Step`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lopa.config import DecodeConfig
+from lopa.errors import LopaError
+from lopa.models.transformer import Transformer
+from lopa.runner.backend_torch import Found, Step, places
+from lopa.runner.base import check_room
+from lopa.runner.batch import Batch, make_batch
+from lopa.runner.kv_cache import PAGE, Pages, pages_for
+from lopa.runner.prefix_cache import Entry, Prefixes
+from lopa.types import IntArray, Plan, Stats
+
+PREFILL_TOKENS = 2048  # what a long prompt may add to a round: tokens · share of the layers
+
+# exact: only where the same tokens come out; approximate: also under full attention, where the
+# keys of a prompt depend on what follows it.
+Reuse = Literal["exact", "approximate", "off"]
+
+
+@dataclass(slots=True)
+class _Slot:
+    config: DecodeConfig
+    pages: list[int]
+    table: IntArray  # the same pages, as an array
+    prompt: Sequence[int]
+    grain: Literal["whole", "pages"] | None  # how its prefix is shared, if at all
+    reused: int = 0
+    chain: list[Entry] = field(default_factory=list)  # `pages` grain: the entries it stands on
+    known: list[int] = field(default_factory=list)  # `pages` grain: committed tokens
+    plan: Plan | None = None  # forwarded and not yet committed
+    begins: IntArray | None = None  # [R] of that plan: first token of each row; None: written
+    prefill: Iterator[Found | None] | None = None  # a long prompt under way
+    carry_position: int = -1
+
+
+class PagedRunner:
+    def __init__(
+        self,
+        model: Transformer,
+        cache_tokens: int,
+        *,
+        reuse: Reuse = "exact",
+        prefill_tokens: int = PREFILL_TOKENS,
+        step: Callable[[Transformer, Pages], Step] = Step,
+        warmup: int = 0,  # get ready for rounds of up to so many tokens
+    ) -> None:
+        self.model = model
+        self.config = model.config
+        parameter = next(model.parameters())
+        self.pages = Pages(model.config, parameter.device, parameter.dtype, cache_tokens)
+        self.prefixes = Prefixes(self.pages)
+        self.reuse = reuse
+        self.prefill_tokens = prefill_tokens
+        self.step = step(model, self.pages)
+        self._slots: dict[int, _Slot] = {}
+        self._free: list[int] = []
+        self._begun: tuple[list[tuple[int, Plan]], Batch] | None = None
+        if warmup:
+            self.step.warm_up(warmup)
+
+    @property
+    def room(self) -> int:
+        """Tokens of an empty cache."""
+        return self.pages.count * PAGE
+
+    # -- slots --------------------------------------------------------------------------------
+
+    def check(self, capacity: int) -> None:
+        check_room(capacity, self.room)
+
+    def open(self, config: DecodeConfig, capacity: int, prompt: Sequence[int] = ()) -> int | None:
+        self.check(capacity)
+        grain = self._grain(config) if prompt else None
+        whole, chain = None, []
+        if grain == "whole":
+            whole = self.prefixes.find_whole(prompt)
+            if (
+                whole is not None
+                and whole.length % PAGE
+                and pages_for(capacity) == self.pages.count
+            ):
+                whole = None  # its last page is copied: there is no room for both
+        elif grain == "pages":
+            # A shifted model needs the row before its first mask: leave it the last token.
+            limit = len(prompt) - 1 if self.config.shift else len(prompt)
+            chain = self.prefixes.find_pages(prompt, limit)
+        shared = [page for entry in chain for page in entry.pages]
+        tail = None
+        if whole is not None:
+            full = whole.length // PAGE
+            shared, tail = whole.pages[:full], whole.pages[full:]
+        self.pages.share([*shared, *(tail or [])])  # so that making room cannot take them
+        wanted = pages_for(capacity) - len(shared)
+        self.prefixes.make_room(wanted)
+        own = self.pages.take(wanted)
+        if own is None:
+            self.pages.give([*shared, *(tail or [])])
+            return None
+        number = self._free.pop() if self._free else len(self._slots)
+        pages = [*shared, *own]
+        slot = _Slot(config, pages, np.array(pages, np.int64), prompt, grain, chain=chain)
+        self._slots[number] = slot
+        self.step.open(number, pages)
+        if whole is not None:
+            slot.reused = whole.length
+            slot.carry_position = whole.length - 1
+            if tail:
+                self.step.copy(tail[0], own[0])
+                self.pages.give(tail)
+            if whole.carry is not None:
+                self.step.carry[number] = whole.carry
+        elif chain:
+            slot.reused = chain[-1].length
+            slot.known = list(prompt[: slot.reused])
+        return number
+
+    def reused(self, slot: int) -> int:
+        return self._slots[slot].reused
+
+    def close(self, slot: int) -> None:
+        self.pages.give(self._slots.pop(slot).pages)
+        self._free.append(slot)
+
+    def _grain(self, config: DecodeConfig) -> Literal["whole", "pages"] | None:
+        if self.reuse == "off" or config.window != "pipeline":
+            return None
+        if config.attention == "full":
+            return "pages" if self.reuse == "approximate" else None
+        if self.config.trained_block is None:
+            return "whole"
+        return None if PAGE % self.config.trained_block else "pages"
+
+    # -- rounds -------------------------------------------------------------------------------
+
+    def cost(self, plan: Plan) -> int:
+        """A single row is cut along the layers when it is long."""
+        alone = len(plan.rows) == 1
+        return min(plan.rows.size, self.prefill_tokens) if alone else plan.rows.size
+
+    def begin(self, plans: Sequence[tuple[int, Plan]]) -> bool:
+        self._begun = None
+        if not self.step.works_alone:
+            return False
+        for slot, plan in plans:
+            if self.cost(plan) != plan.rows.size:
+                return False
+            self._check_carry(self._slots[slot], plan)
+        batch = make_batch(plans, self.config.shift)
+        states = [self._slots[slot] for slot, _ in plans]
+        self.step.begin(batch, [s.table for s in states], [s.config for s in states])
+        self._begun = list(plans), batch
+        return True
+
+    def forward(self, plans: Sequence[tuple[int, Plan]]) -> list[Stats | None]:
+        begun, self._begun = self._begun, None
+        if begun is not None and begun[0] == list(plans):
+            for slot, plan in plans:
+                self._slots[slot].plan = plan
+            pieces = self._pieces(begun[1], self.step.finish())
+        else:
+            pieces = self._forward(plans)
+        return [self._stats(plan, pieces.get(slot)) for slot, plan in plans]
+
+    @torch.inference_mode()
+    def _forward(self, plans: Sequence[tuple[int, Plan]]) -> dict[int, Found | None]:
+        found: dict[int, Found | None] = {}
+        short = []
+        for slot, plan in plans:
+            state = self._slots[slot]
+            self._check_carry(state, plan)
+            state.plan = plan
+            if self.cost(plan) == plan.rows.size:
+                short.append((slot, plan))
+            elif state.prefill is None:
+                batch = make_batch([(slot, plan)], self.config.shift)
+                share = self.config.layers * self.prefill_tokens // batch.size
+                state.prefill = self.step.prefill(batch, state.table, state.config, max(1, share))
+        # One long prompt at a time, the one that came first.
+        long = next((s for s in self._slots.values() if s.prefill is not None), None)
+        if short:
+            batch = make_batch(short, self.config.shift)
+            states = [self._slots[slot] for slot, _ in short]
+            tables = [state.table for state in states]
+            made = self.step.forward(batch, tables, [state.config for state in states])
+            found |= self._pieces(batch, made)
+        for slot, _ in plans:
+            state = self._slots[slot]
+            if state is long and state.prefill is not None:
+                found[slot] = next(state.prefill)
+                if found[slot] is not None:
+                    state.prefill, state.begins = None, None
+        return found
+
+    def _pieces(self, batch: Batch, found: Found) -> dict[int, Found | None]:
+        """By slot; where its rows are is noted for the commit."""
+        token, max_prob, ranking = found
+        pieces: dict[int, Found | None] = {}
+        end = 0
+        outline = batch.outline
+        counts = zip(batch.plans, outline.first_rows, batch.wanted.counts, strict=True)
+        for (slot, plan), row, count in counts:
+            here = slice(end, end := end + count)
+            pieces[slot] = token[here], max_prob[here], ranking[here]
+            self._slots[slot].begins = outline.row_begin[row : row + len(plan.rows)]
+        return pieces
+
+    def _check_carry(self, state: _Slot, plan: Plan) -> None:
+        if not self.config.shift or not plan.start or state.carry_position == plan.start - 1:
+            return
+        if plan.wanted[:, 0].any():
+            raise RuntimeError(f"no logits remembered for position {plan.start}")
+
+    @staticmethod
+    def _stats(plan: Plan, found: Found | None) -> Stats | None:
+        if found is None:
+            return None
+        if math.isnan(np.add.reduce(found[1])):
+            raise LopaError(
+                "the model's logits are not numbers: try another dtype, or fetch the weights again"
+            )
+        # In fp64, whatever they were found in, as on ranks: a threshold means the same to all.
+        token, max_prob, ranking = np.zeros((3, *plan.rows.shape))
+        token = token.view(np.int64)
+        for array, values in zip((token, max_prob, ranking), found, strict=True):
+            array[plan.wanted] = values
+        return Stats(token, max_prob, ranking)
+
+    def commit(self, winners: Sequence[tuple[int, int]]) -> None:
+        source, place, carries = [], [], []
+        for number, winner in winners:
+            slot = self._slots[number]
+            plan = slot.plan
+            if plan is None:
+                raise RuntimeError(f"slot {number} has no forward to commit")
+            if plan.commit and slot.begins is not None:
+                begin = int(slot.begins[winner])
+                source.append(np.arange(begin, begin + plan.commit))
+                place.append(places(slot.table, plan.start, plan.commit))
+                carries.append((begin + plan.commit - 1, number))
+        if source:
+            with torch.inference_mode():
+                self.step.commit(np.concatenate(source), np.concatenate(place), carries)
+        for number, winner in winners:
+            self._committed(number, self._slots[number], winner)
+
+    def staging(self, tokens: int) -> Tensor:
+        """An unwritten buffer of the size that `staged` gives for so many tokens."""
+        config, pool = self.config, self.pages.keys
+        size = 2 * tokens * config.layers * config.kv_heads * config.head_dim + config.hidden_size
+        return torch.empty(size, device=pool.device, dtype=pool.dtype)
+
+    @torch.inference_mode()
+    def staged(self, slot: int, row: int) -> Tensor:
+        """What a commit of that row of the last forward would write, in one flat buffer."""
+        state = self._slots[slot]
+        if state.plan is None or state.begins is None:
+            raise RuntimeError(f"slot {slot} has nothing staged")
+        return self.step.staged(int(state.begins[row]), state.plan.commit)
+
+    @torch.inference_mode()
+    def install(self, slot: int, plan: Plan, row: int, buffer: Tensor) -> None:
+        """Commit what another runner's `staged` gave for that row of the plan."""
+        state = self._slots[slot]
+        state.plan = plan
+        self.step.install(slot, places(state.table, plan.start, plan.commit), buffer)
+        self._committed(slot, state, row)
+
+    def _committed(self, number: int, slot: _Slot, winner: int) -> None:
+        plan, slot.plan = slot.plan, None
+        assert plan is not None
+        if not plan.commit:
+            return
+        slot.carry_position = plan.start + plan.commit - 1
+        if slot.grain == "whole":
+            if plan.start == 0 and plan.commit == len(slot.prompt):
+                self.step.settle()
+                carry = self.step.carry[number].clone() if self.config.shift else None
+                pages = slot.pages[: pages_for(len(slot.prompt))]
+                self.prefixes.add_whole(slot.prompt, pages, carry)
+        elif slot.grain == "pages":
+            slot.known += plan.rows[winner, : plan.commit].tolist()
+            while (end := PAGE * (len(slot.chain) + 1)) <= len(slot.known):
+                before = slot.chain[-1] if slot.chain else None
+                page = slot.pages[len(slot.chain)]
+                tokens = slot.known[end - PAGE : end]
+                slot.chain.append(self.prefixes.add_page(before, tokens, page))

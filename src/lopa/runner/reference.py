@@ -1,0 +1,256 @@
+"""The plain runner: all rows of all plans in one padded batch, any device, no kernels.
+
+The truth that `lopa.runner.paged` is tested against, and `raw_logits`, which needs no cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lopa.config import AttentionName, DecodeConfig
+from lopa.errors import LopaError
+from lopa.models.transformer import Transformer
+from lopa.runner.attention import sdpa
+from lopa.runner.reference_cache import Cache
+from lopa.runner.statistics import statistics
+from lopa.types import BoolArray, IntArray, Plan, Stats
+
+_HEAD_ROWS = 4096  # logits are made for at most this many positions at once
+
+
+@dataclass(slots=True)
+class _Slot:
+    config: DecodeConfig
+    plan: Plan | None = None  # forwarded and not yet committed
+    rows: slice = field(default_factory=lambda: slice(0))  # its rows in the batch of that forward
+    # The hidden state whose logits predict the first position of a cached window.
+    carry: Tensor | None = None
+    carry_position: int = -1
+
+
+@dataclass(slots=True)
+class _Staged:
+    """What a forward leaves for the commit that follows it."""
+
+    keys: list[Tensor]  # by layer, [R, L, kv_heads, d]
+    values: list[Tensor]
+    hidden: Tensor  # [R, L, hidden]
+
+
+class ReferenceRunner:
+    """Plain torch on any device: all rows of all plans in one padded batch. Correct and simple."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.model = model
+        self.config = model.config
+        parameter = next(model.parameters())
+        self.device = parameter.device
+        self.cache = Cache(model.config, parameter.device, parameter.dtype)
+        self._slots: dict[int, _Slot] = {}
+        self._staged: _Staged | None = None
+
+    def check(self, capacity: int) -> None:
+        """The cache grows as it is needed."""
+
+    def open(self, config: DecodeConfig, capacity: int, prompt: Sequence[int] = ()) -> int:
+        slot = self.cache.open(capacity)
+        self._slots[slot] = _Slot(config)
+        return slot
+
+    def reused(self, slot: int) -> int:
+        return 0
+
+    def close(self, slot: int) -> None:
+        del self._slots[slot]
+        self.cache.close(slot)
+
+    def cost(self, plan: Plan) -> int:
+        return plan.rows.size
+
+    def begin(self, plans: Sequence[tuple[int, Plan]]) -> bool:
+        return False
+
+    @torch.inference_mode()
+    def forward(self, plans: Sequence[tuple[int, Plan]]) -> list[Stats]:
+        rows = sum(len(plan.rows) for _, plan in plans)
+        length = max(plan.rows.shape[1] for _, plan in plans)
+        outside = [_outside(plan) for _, plan in plans]
+        shared = max(map(len, outside))
+        # Everything is laid out on the host and moved at once: [R, …], padding behind.
+        tokens = np.full((rows, length), self.config.mask_id, np.int64)
+        starts, slots = np.empty((2, rows), np.int64)
+        prefix = np.zeros((rows, shared), np.int64)
+        seen = np.zeros((rows, length, shared + length), np.bool_)
+        seen[:, :, shared] = True  # so that padding attends to something
+        wanted = np.zeros((rows, length), np.bool_)
+        end = 0
+        for (slot, plan), cached in zip(plans, outside, strict=True):
+            here = slice(end, end := end + len(plan.rows))
+            own = plan.rows.shape[1]
+            tokens[here, :own] = plan.rows
+            starts[here], slots[here] = plan.start, slot
+            prefix[here, : len(cached)] = cached
+            seen[here, :own, : len(cached)] = True
+            seen[here, :own, shared : shared + own] = _window_mask(plan)
+            wanted[here, :own] = plan.wanted
+            self._slots[slot].plan, self._slots[slot].rows = plan, here
+        positions = torch.from_numpy(starts[:, None] + np.arange(length)).to(self.device)
+        mask = None if seen.all() else torch.from_numpy(seen).to(self.device)
+        hidden = self._hidden(tokens, positions, slots, prefix, mask)
+        return self._statistics(plans, hidden, positions, wanted)
+
+    @torch.inference_mode()
+    def commit(self, winners: Sequence[tuple[int, int]]) -> None:
+        staged = self._staged
+        if staged is None:
+            raise RuntimeError("no forward to commit")
+        rows, columns, slots, positions = [], [], [], []
+        for index, winner in winners:
+            slot = self._slots[index]
+            plan, slot.plan = slot.plan, None
+            if plan is None:
+                raise RuntimeError(f"slot {index} has no forward to commit")
+            if plan.commit:
+                row = slot.rows.start + winner
+                rows.append(np.full(plan.commit, row))
+                columns.append(np.arange(plan.commit))
+                slots.append(np.full(plan.commit, index))
+                positions.append(np.arange(plan.start, plan.start + plan.commit))
+                slot.carry = staged.hidden[row, plan.commit - 1].clone()
+                slot.carry_position = plan.start + plan.commit - 1
+        self._staged = None
+        if rows:
+            at = [
+                torch.from_numpy(np.concatenate(x)).to(self.device)
+                for x in (rows, columns, slots, positions)
+            ]
+            keys = torch.stack([layer[at[0], at[1]] for layer in staged.keys])
+            values = torch.stack([layer[at[0], at[1]] for layer in staged.values])
+            self.cache.write(at[2], at[3], keys, values)
+
+    def _hidden(
+        self,
+        tokens: IntArray,
+        positions: Tensor,
+        slots: IntArray,
+        prefix: IntArray,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """The normed hidden states [R, L, hidden]; keys and values are staged for a commit."""
+        rows, length = tokens.shape
+        slot_index = torch.from_numpy(slots).to(self.device)[:, None]
+        prefix_index = torch.from_numpy(prefix).to(self.device)
+        staged_keys: list[Tensor] = []
+        staged_values: list[Tensor] = []
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (x.view(rows, length, *x.shape[1:]) for x in (q, k, v))
+            staged_keys.append(k)
+            staged_values.append(v)
+            shared_k, shared_v = self.cache.read(layer, slot_index, prefix_index)
+            out = sdpa(q, torch.cat([shared_k, k], 1), torch.cat([shared_v, v], 1), mask)
+            return out.reshape(rows * length, *out.shape[2:])
+
+        flat = torch.from_numpy(tokens).to(self.device).view(-1)
+        hidden: Tensor = self.model(flat, positions.view(-1), attend).view(rows, length, -1)
+        self._staged = _Staged(staged_keys, staged_values, hidden)
+        return hidden
+
+    def _statistics(
+        self,
+        plans: Sequence[tuple[int, Plan]],
+        hidden: Tensor,
+        positions: Tensor,
+        wanted: BoolArray,
+    ) -> list[Stats]:
+        if self.config.shift:
+            first = hidden[:, :1].clone()  # position 0 keeps its own row
+            for index, plan in plans:
+                slot = self._slots[index]
+                if slot.carry is not None:
+                    first[slot.rows] = slot.carry
+                if plan.wanted[:, 0].any() and slot.carry_position != plan.start - 1:
+                    raise RuntimeError(f"no logits remembered for position {plan.start}")
+            hidden = torch.cat([first, hidden[:, :-1]], dim=1)
+        at = torch.from_numpy(wanted).to(self.device)
+        source, places = hidden[at], positions[at]
+        counts = [int(plan.wanted.sum()) for _, plan in plans]
+        rounds = torch.tensor([p.index for _, p in plans]).repeat_interleave(torch.tensor(counts))
+        rounds = rounds.to(self.device)
+        found = []
+        end = 0
+        # Neighbours with the same settings share their calls.
+        for config, same in groupby(zip(plans, counts, strict=True), key=self._config_of):
+            begin, end = end, end + sum(count for _, count in same)
+            for i in range(begin, end, _HEAD_ROWS):
+                here = slice(i, min(i + _HEAD_ROWS, end))
+                logits = self.model.logits(source[here])
+                found.append(
+                    statistics(logits, places[here], rounds[here], self.config.mask_id, config)
+                )
+        columns = [torch.cat(x).cpu().numpy() for x in zip(*found, strict=True)] if found else []
+        shape = wanted.shape
+        token = np.zeros(shape, np.int64)
+        max_prob, ranking = np.zeros(shape), np.zeros(shape)
+        for array, values in zip((token, max_prob, ranking), columns, strict=False):
+            array[wanted] = values
+        if np.isnan(max_prob).any():
+            raise LopaError(
+                "the model's logits are not numbers: try another dtype, or fetch the weights again"
+            )
+        return [
+            Stats(token[here], max_prob[here], ranking[here])
+            for i, p in plans
+            for here in [(self._slots[i].rows, slice(p.rows.shape[1]))]
+        ]
+
+    def _config_of(self, item: tuple[tuple[int, Plan], int]) -> DecodeConfig:
+        return self._slots[item[0][0]].config
+
+
+def _outside(plan: Plan) -> IntArray:
+    """Cached positions that the plan's window does not replace."""
+    cached = np.arange(plan.cached, dtype=np.int64)
+    outside: IntArray = cached[(cached < plan.start) | (cached >= plan.start + plan.rows.shape[1])]
+    return outside
+
+
+def _window_mask(plan: Plan) -> BoolArray:
+    """[R, L, L]: which positions of its window each position sees."""
+    length = plan.rows.shape[1]
+    sees = np.arange(plan.start, plan.start + length) < plan.ends[:, None]
+    mask = np.repeat(sees[:, None, :], length, axis=1)
+    if plan.block_ids is not None:
+        mask &= plan.block_ids[None, :] <= plan.block_ids[:, None]
+    return mask
+
+
+@torch.inference_mode()
+def raw_logits(
+    model: Transformer,
+    token_ids: Sequence[int],
+    kind: AttentionName = "full",
+    prompt_len: int = 0,
+    block_size: int = 1,
+) -> Tensor:
+    """[T, vocab] raw rows of one sequence without a cache, in fp32."""
+    device = next(model.parameters()).device
+    tokens = torch.tensor(token_ids, dtype=torch.int64, device=device)
+    positions = torch.arange(len(tokens), device=device)
+    mask = None
+    if kind == "block":
+        blocks = torch.where(positions < prompt_len, -1, (positions - prompt_len) // block_size)
+        if model.config.trained_block is not None:  # counted from position 0
+            blocks = positions // block_size
+        mask = (blocks[None, :] <= blocks[:, None])[None]
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return sdpa(q[None], k[None], v[None], mask)[0]
+
+    return model.logits(model(tokens, positions, attend)).float()

@@ -1,0 +1,40 @@
+"""For those who run the server: is it up, what is it doing, and how has it been doing."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse, Response
+
+from lopa.serving.api.metrics import Metrics
+from lopa.serving.api.request_state import Backend
+
+
+class Operations:
+    def __init__(self, backend: Backend, metrics: Metrics) -> None:
+        self.backend = backend
+        self._metrics = metrics
+        self.router = APIRouter()
+        self.router.get("/health", summary="Ready for requests?")(self.ready)
+        self.router.get("/health/ready", summary="Ready for requests?")(self.ready)
+        self.router.get("/health/live", summary="Is the process up?")(self.live)
+        for path, route in (("", self.ready), ("/ready", self.ready), ("/live", self.live)):
+            self.router.head(f"/health{path}", include_in_schema=False)(route)
+        self.router.get("/metrics", summary="For Prometheus")(self.metrics)
+        self.router.get("/slots", summary="What each request is doing")(self.slots)
+
+    async def ready(self) -> JSONResponse:
+        await self.backend.refresh()
+        ready = self.backend.ready
+        body = {"live": True, "ready": ready, "state": self.backend.state}
+        return JSONResponse(body, 200 if ready else 503)
+
+    async def live(self) -> JSONResponse:
+        return JSONResponse({"live": True})
+
+    async def metrics(self) -> Response:
+        await self.backend.refresh()
+        return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    async def slots(self) -> JSONResponse:
+        return JSONResponse({"slots": [flow.describe() for flow in self.backend.flows()]})

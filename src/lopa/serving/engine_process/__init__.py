@@ -1,0 +1,1 @@
+"""The engine process: the model, and the jobs that run on it."""

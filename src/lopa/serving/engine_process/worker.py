@@ -1,0 +1,325 @@
+"""The engine process: loads the model, runs rounds, and reports what becomes of each job.
+
+Two threads. One reads orders from the API: it encodes and checks a job at once, so that a bad
+request is refused while a long round is running. The other owns the engine. The process ends when
+the API's end of the socket is closed, however that came about, so that none is left behind.
+
+An error of the model in a round (LopaError) fails the jobs that ran in it. Anything else ends the
+process: the API starts another, with clean state, and submits its jobs again.
+
+With several ranks the engine is their supervisor, and no round happens in this process. A rank that
+is lost costs a pause; when the supervisor gives up (RankError), this process ends like above.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from lopa.config import RANK_TIMEOUT, DecodeConfig, options_of
+from lopa.errors import ConfigError, LopaError, PromptError, RankError
+from lopa.models.families import family_named
+from lopa.serving.config import EngineConfig
+from lopa.serving.engine_process.running_job import Task
+from lopa.serving.ipc import Channel
+from lopa.serving.jobs import Accepted, Event, Failed, Job, pack
+
+if TYPE_CHECKING:
+    from lopa.distributed.supervisor import Supervisor
+    from lopa.engine.llm import LLM
+
+_LOOK_EVERY = 1.0  # seconds between looks at idle ranks
+
+
+class Worker:
+    """Drives an engine by orders from a channel, until the channel is closed."""
+
+    def __init__(self, llm: LLM, config: EngineConfig, channel: Channel) -> None:
+        given = {"max_running": config.max_running, "token_budget": config.token_budget}
+        self.llm = llm
+        self.config = config
+        self.engine = llm.engine(**{k: v for k, v in given.items() if v is not None})
+        self._ranks: Supervisor | None = getattr(llm, "supervisor", None)
+        if self._ranks is not None:
+            self._ranks.report = self.note
+        context = llm.config.max_positions
+        self.most_tokens = min(context, config.max_request_tokens or context)
+        self._channel = channel
+        self._tasks: dict[str, Task] = {}  # added to the engine and not finished
+        self._orders: list[tuple[str, Task | str]] = []
+        self._changed = threading.Condition()
+        self._closed = False
+        # Wrong defaults are found at once.
+        self._usual = llm.decode_config(config.preset, **config.decoding)
+
+    def warm_up(self) -> None:
+        """One short answer, so that the first user does not pay for what is made on first use."""
+        token = next(i for i in range(2) if i != self.llm.config.mask_id)
+        job = Job(id="warm-up", prompt=[token], max_tokens=1)
+        session = self.open(job)[0].session
+        while session.step() is not None:
+            pass
+        if self._is_timed:
+            _ = self.llm.round_cost  # later on other sessions would be running beside the measure
+
+    @property
+    def _is_timed(self) -> bool:
+        """Whether rounds are, for `branches="auto"`."""
+        return self._ranks is None and "lopa" in family_named(self.llm.config.family).decoders
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "max_running": self.engine.max_running,
+            "max_request_tokens": self.most_tokens,
+            "settings": self._usual.settings(),
+            "device": str(self.llm.device),
+            "decoders": list(family_named(self.llm.config.family).decoders),
+            "chat": bool(self.llm.tokenizer and self.llm.tokenizer.chat_template),
+            "ranks": self._alive,
+            "round_cost": self.llm.round_cost.points if self._is_timed else None,
+            "pid": os.getpid(),
+        }
+
+    def run(self) -> None:
+        threading.Thread(target=self._listen, name="orders", daemon=True).start()
+        while True:
+            with self._changed:
+                while not (self._orders or self._closed or self.engine.busy):
+                    if not self._changed.wait(None if self._ranks is None else _LOOK_EVERY):
+                        break
+                orders, self._orders = self._orders, []
+            if self._closed:
+                return
+            for verb, what in orders:
+                if verb == "submit" and isinstance(what, Task):
+                    self.engine.add(what.session)
+                    self._tasks[what.job.id] = what
+                elif verb == "abort" and isinstance(what, str):
+                    task = self._tasks.pop(what, None)
+                    if task is not None:
+                        self.engine.abort(task.session)
+            if self._ranks is not None and not self.engine.busy:
+                self._ranks.tend()
+            self._send(self._step(), engine=self.gauges())
+
+    def _step(self) -> list[tuple[str, Event]]:
+        by_session = {id(task.session): task for task in self._tasks.values()}
+        events: list[tuple[str, Event]] = []
+        try:
+            steps = self.engine.step()
+        except RankError:
+            raise
+        except LopaError as error:
+            # A supervisor learns that a session runs by its first round.
+            for session in list(self.engine.running) or list(self.engine.waiting):
+                task = by_session[id(session)]
+                self.engine.abort(session)
+                del self._tasks[task.job.id]
+                events.append((task.job.id, Failed(kind="engine", message=str(error))))
+            return events
+        for session, step in steps:
+            task = by_session[id(session)]
+            events += [(task.job.id, event) for event in task.report(step)]
+            if step.output is not None:
+                del self._tasks[task.job.id]
+        return events
+
+    def open(self, job: Job) -> tuple[Task, Accepted]:
+        """Encode and check a job; LopaError says what is wrong with it."""
+        since = time.perf_counter()
+        llm, given = self.llm, self._with_defaults(job.options)
+        if isinstance(job.prompt, list) and len(job.prompt) > self.most_tokens:
+            raise PromptError(
+                f"the prompt has {len(job.prompt)} parts and a request may hold "
+                f"{self.most_tokens} tokens here: shorten it"
+            )
+        ids = llm.encode(job.prompt)
+        names = [name for name in ("decoder", "window") if name in given]
+        usual = llm.decode_config(self.config.preset, **{name: given[name] for name in names})
+        block = 1 if usual.window == "canvas" else given.get("block_size", usual.block_size)
+        room = self.most_tokens - len(ids)
+        wanted = job.max_tokens or given.get("max_new_tokens", usual.max_new_tokens)
+        whole = isinstance(block, int) and block > 0  # else the settings' own check speaks
+        if job.max_tokens is None and whole:
+            wanted = min(wanted, room // block * block or room)
+        if room < 1 or wanted > room:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens, and with max_tokens {max(wanted, 1)} that is "
+                f"more than the {self.most_tokens} that a request may hold here: shorten the "
+                "prompt or ask for fewer tokens"
+            )
+        limit = None
+        if given.get("early_stop", usual.early_stop) and whole:
+            limit, wanted = wanted, -(-wanted // block) * block
+        given["max_new_tokens"] = wanted
+        if job.nth:
+            given["seed"] = given.get("seed", self._usual.seed) + job.nth
+        config = llm.decode_config(self.config.preset, **given)
+        # More rounds than tokens fill nothing in most of them, and may be any number.
+        most = config.block_size if config.decoder == "sdar" else config.max_new_tokens
+        if config.steps is not None and config.steps > most:
+            raise ConfigError(f"steps must be at most {most} here, a token a round")
+        if len(ids) + wanted > llm.config.max_positions:
+            raise PromptError(
+                f"max_tokens {limit} are {wanted} in whole blocks of {block}, which do not fit "
+                f"behind a prompt of {len(ids)} tokens: shorten the prompt, ask for fewer tokens, "
+                "or give a smaller block_size"
+            )
+        session = llm.session(ids, config, limit=limit)
+        llm.runner.check(session.capacity)
+        task = Task(job, session, since)
+        return task, task.accepted(limit or wanted)
+
+    def _with_defaults(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The server's defaults under what a request gives, less what its decoder cannot use."""
+        defaults = self.config.decoding
+        if "decoder" in options or "window" in options:
+            own = options_of(options.get("decoder", self._usual.decoder), options.get("window"))
+            common = set(DecodeConfig(decoder="vanilla").settings()) - options_of("vanilla")
+            defaults = {k: v for k, v in defaults.items() if k in own or k in common}
+        return {**defaults, **options}
+
+    def _listen(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            verb, what = message
+            order: tuple[str, Task | str] = (verb, what)
+            if verb == "submit":
+                job = Job(**what)
+                try:
+                    task, accepted = self.open(job)
+                except LopaError as error:
+                    param = _param(error, job) if isinstance(error, ConfigError) else "prompt"
+                    self._send([(job.id, Failed(kind="invalid", message=str(error), param=param))])
+                    continue
+                except Exception as error:  # one odd request must not end the process
+                    self._send([(job.id, Failed(kind="engine", message=_named(error)))])
+                    continue
+                self._send([(job.id, accepted)])
+                order = (verb, task)
+            with self._changed:
+                self._orders.append(order)
+                self._changed.notify()
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _send(self, events: list[tuple[str, Event]], **more: Any) -> None:
+        try:
+            self._channel.send({"events": [[i, *pack(e)] for i, e in events], **more})
+        except OSError:  # the API has gone; `_listen` finds the same
+            self._closed = True
+
+    def note(self, line: str) -> None:
+        """Something for the log, and what it changes."""
+        self._send([], log=line, engine=self.gauges())
+
+    @property
+    def _alive(self) -> int:
+        return 1 if self._ranks is None else self._ranks.alive
+
+    def gauges(self) -> dict[str, Any]:
+        """The engine as it is now."""
+        running = list(self.engine.running)
+        return {
+            "running": len(running),
+            "waiting": len(self.engine.waiting),
+            "ranks": self._alive,
+            "cache_tokens": sum(session.capacity for session in running),
+            "pages": self._pages,
+        }
+
+    @property
+    def _pages(self) -> tuple[int, int] | None:
+        """Of the cache: held, and in all; None where it has none, or nobody has said."""
+        if self._ranks is not None:
+            return self._ranks.pages
+        pages = getattr(self.llm.runner, "pages", None)
+        return None if pages is None else (pages.used, pages.count)
+
+
+def _param(error: LopaError, job: Job) -> str | None:
+    """The field of the request that an error is about, where it names one."""
+    words = str(error).replace(",", " ").replace(":", " ").split()
+    given = [name for name in words if name in job.options]
+    if "max_new_tokens" in words and not given:
+        return "max_tokens"
+    return given[0] if given else None
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def main(descriptor: int) -> int:
+    """Serve the socket that was inherited as `descriptor`."""
+    # A terminal's Ctrl-C and a service manager's SIGTERM reach the whole group: the API decides.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=descriptor))
+    settings = channel.receive()
+    if settings is None:
+        return 0
+    config = EngineConfig(**settings)
+    llm: LLM | None = None
+    try:
+        llm = _load(config, lambda line: channel.send({"log": line}))
+        worker = Worker(llm, config, channel)
+        worker.warm_up()
+        gc.collect()
+        gc.freeze()  # the model and its libraries stay: looking at them takes 0.1 s each time
+    except Exception as error:
+        mended = isinstance(error, LopaError | OSError)
+        message = str(error) if mended else _named(error)
+        channel.send({"failed": message, "misuse": isinstance(error, ConfigError)})
+        if llm is not None:
+            llm.close()
+        if not mended:
+            raise
+        return 1
+    try:
+        channel.send({"ready": worker.describe(), "engine": worker.gauges()})
+        worker.run()
+    except RankError as error:
+        worker.note(str(error))
+        return 1
+    finally:
+        llm.close()
+    return 0
+
+
+def _load(config: EngineConfig, report: Callable[[str], None]) -> LLM:
+    if config.ranks == 1:
+        from lopa.engine.llm import LLM
+
+        return LLM(config.model, **config.llm)
+    from lopa.distributed.fork_server import Nursery
+
+    nursery = Nursery(config.tensor_parallel > 1)  # which imports torch while this process does
+    try:
+        from lopa.distributed.parallel_llm import ParallelLLM
+
+        return ParallelLLM(
+            config.model,
+            branch_parallel=config.branch_parallel,
+            tensor_parallel=config.tensor_parallel,
+            rank_timeout=config.rank_timeout or RANK_TIMEOUT,
+            report=report,
+            nursery=nursery,
+            **config.llm,
+        )
+    except BaseException:
+        nursery.close()
+        raise
+
+
+if __name__ == "__main__":
+    code = main(int(sys.argv[1]))
+    sys.stderr.flush()
+    os._exit(code)  # threads of the device's libraries may not let go

@@ -1,0 +1,171 @@
+"""What the ranks are asked to do: decode, together, what one process decodes alone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import goldens
+from lopa import LLM, DecodeConfig
+from lopa.distributed.branch_runner import BranchParallel
+from lopa.distributed.mesh import Mesh
+from lopa.distributed.rank_llm import RankLLM
+from lopa.models import checkpoint
+from lopa.models.config import ModelConfig
+
+DREAM = goldens.MODELS / "dream_0"
+
+
+@dataclass(frozen=True)
+class Request:
+    model: str
+    prompt: tuple[int, ...]
+    config: DecodeConfig
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+def golden(path: Path) -> tuple[Request, list[int]]:
+    """A golden case and its tokens."""
+    case = goldens.read(path)
+    request = Request(
+        str(goldens.MODELS / case["checkpoint"]),
+        tuple(case["prompt_ids"]),
+        goldens.parity_config(case),
+        (("eos_token_id", case["eos_token_id"]), ("mask_token_id", case["mask_token_id"])),
+    )
+    return request, case["generated_ids"]
+
+
+@functools.cache
+def alone(request: Request) -> list[int]:
+    llm = LLM(request.model, dtype="float32", device="cpu", **dict(request.options))
+    return llm.generate(list(request.prompt), request.config).token_ids
+
+
+def decode(mesh: Mesh, requests: Sequence[Request]) -> list[list[int]]:
+    """One after another."""
+    answers = []
+    for request in requests:
+        llm = RankLLM(request.model, dtype="float32", mesh=mesh, **dict(request.options))
+        answers.append(llm.generate(list(request.prompt), request.config).token_ids)
+    return answers
+
+
+def decode_together(mesh: Mesh, requests: Sequence[Request], budget: int) -> list[list[int]]:
+    """All in flight at once, on one model, each with its own settings."""
+    from lopa.engine.scheduler import Engine
+
+    llm = RankLLM(requests[0].model, dtype="float32", mesh=mesh, **dict(requests[0].options))
+    engine = Engine(llm.runner, token_budget=budget)
+    sessions = [llm.session(list(r.prompt), r.config) for r in requests]
+    for _ in engine.run(iter(sessions)):
+        pass
+    return [s.output.token_ids for s in sessions if s.output is not None]
+
+
+def traffic(mesh: Mesh, request: Request) -> list[dict[str, Any]]:
+    """By round: what went over the wire, and what was committed."""
+    llm = RankLLM(request.model, dtype="float32", mesh=mesh, **dict(request.options))
+    assert isinstance(llm.runner, BranchParallel)
+    found = []
+    for event in llm.stream(list(request.prompt), request.config):
+        spent = llm.runner.spent
+        found.append(
+            {
+                "rows": len(event.round.branches),
+                "window": max(b.end for b in event.round.branches) - event.round.start,
+                "committed": event.round.committed,
+                "statistics": spent.statistics_bytes,
+                "commit": spent.commit_bytes,
+                "commits": spent.commits,
+            }
+        )
+    return found
+
+
+def statistics_of_parts(mesh: Mesh, seed: int) -> list[str]:
+    """Where the statistics of a cut vocabulary differ from those of the whole, in words."""
+    import torch
+
+    from lopa.distributed.vocab_statistics import VocabularyStatistics, part_of
+    from lopa.runner.statistics import statistics
+
+    generator = torch.Generator().manual_seed(seed)
+    vocab, count, mask_id = 101, 40, 7
+    logits = torch.randn(count, vocab, generator=generator) * 4
+    logits[0] = 0.0  # all the same
+    logits[1, mask_id] = 40.0  # nothing but the mask token is likely
+    logits[2, 90] = logits[2, 3] = 30.0  # two that tie, in different parts
+    logits[3] = logits[3].round()  # many that tie
+    positions, rounds = torch.arange(count) + 11, torch.arange(count) % 5 + 1
+    held = part_of(vocab, mesh.tensor, mesh.tensors)
+    find = VocabularyStatistics(mesh, held.start)
+    wrong = []
+    for ranking in ("max_prob", "margin", "neg_entropy"):
+        for draw in (
+            {},
+            {"temperature": 0.7},
+            {"temperature": 1.0, "top_p": 0.8},
+            {"temperature": 1.0, "top_p": 0.05},
+            {"temperature": 1.3, "top_k": 5},
+            {"temperature": 1.0, "top_k": 1000},
+            {"temperature": 0.9, "top_p": 0.9, "top_k": 3},
+        ):
+            for decoder in ("lopa", "fast-dllm"):
+                config = DecodeConfig(decoder=decoder, ranking=ranking, seed=seed, **draw)  # type: ignore[arg-type]
+                whole = statistics(logits, positions, rounds, mask_id, config)
+                part = logits[:, held.start : held.stop]
+                parts = find(part, positions, rounds, mask_id, config)
+                same = torch.equal(whole[0], parts[0]) and whole[1].dtype == parts[1].dtype
+                close = all(
+                    torch.allclose(a, b, atol=1e-5, rtol=1e-5)
+                    for a, b in zip(whole[1:], parts[1:], strict=True)
+                )
+                if not (same and close):
+                    wrong.append(f"{decoder} {ranking} {draw}: {whole} {parts}")
+    return wrong
+
+
+def astray(mesh: Mesh, request: Request) -> str:
+    """Rank 1's decoder is given a token that nobody chose: what every rank says about it."""
+    from lopa.errors import LopaError
+
+    llm = RankLLM(request.model, dtype="float32", mesh=mesh, **dict(request.options))
+    session = llm.session(list(request.prompt), request.config)
+    session.step()
+    if mesh.rank == 1:
+        session.decoder.plan()
+        masks = session.decoder._plan.rows == session.decoder.mask_id  # type: ignore[union-attr]
+        session.decoder._plan.rows[masks.nonzero()[0][0], masks.nonzero()[1][0]] = 5  # type: ignore[union-attr]
+    try:
+        session.step()
+    except LopaError as error:
+        return str(error)
+    return ""
+
+
+def alone_config(request: Request) -> ModelConfig:
+    return checkpoint.model_config(request.model)
+
+
+def quantised(mesh: Mesh, model: str) -> tuple[float, float]:
+    """Mean error of int8 probabilities in a first round: of the whole model, and of the cut one."""
+    plain = LLM(model, dtype="float32", device="cpu")
+    whole = LLM(model, dtype="float32", device="cpu", quantize="int8")
+    parts = RankLLM(model, dtype="float32", mesh=mesh, quantize="int8")
+    config = DecodeConfig(branches=2, max_new_tokens=32, block_size=16)
+    found = []
+    for llm in (plain, whole, parts):
+        session = llm.session(list(range(3, 40)), config)
+        session.open()
+        plan = session.plan()
+        assert plan is not None
+        (stats,) = llm.runner.forward([(session.slot, plan)])
+        assert stats is not None
+        found.append(stats.max_prob[plan.wanted])
+        session.close()
+    errors = [float(abs(found[0] - other).mean()) for other in found[1:]]
+    return errors[0], errors[1]

@@ -1,0 +1,185 @@
+"""An engine whose rounds happen in other processes; `make test-faults` kills those by the dozen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import cases
+import pytest
+import torch
+
+import goldens
+from lopa import DecodeConfig
+from lopa.distributed.channel import Channel
+from lopa.distributed.mesh import BACKENDS, backend_for
+from lopa.distributed.parallel_llm import ParallelLLM
+from lopa.distributed.placement import places
+from lopa.distributed.supervisor import Supervisor, _LostError, _Process
+from lopa.errors import ConfigError, DeviceError
+from lopa.runner.device import choose_device
+
+CASE = goldens.FOLDER / "cases" / "01_lopa_k4_b8.json"
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[ParallelLLM]:
+    request, _ = cases.golden(CASE)
+    with ParallelLLM(
+        request.model,
+        branch_parallel=2,
+        rank_timeout=3.0,
+        device="cpu",
+        dtype="float32",
+        **dict(request.options),
+    ) as found:
+        yield found
+    assert not alive(found.supervisor.pids)
+
+
+def shared_memory() -> set[str]:
+    """What torch and its backends would leave; other programs have theirs."""
+    kinds = ("torch", "gloo", "nccl", "lopa")
+    return {name for name in os.listdir("/dev/shm") if name.startswith(kinds)}
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Those that still run; what has ended but was not waited for does not."""
+    running = []
+    for pid in pids:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            continue
+        running += [pid] if state != "Z" else []
+    return running
+
+
+def test_requests_outlive_the_ranks(llm: ParallelLLM) -> None:
+    """Generate, stream, run together, abort; lose a rank to SIGKILL and one to SIGSTOP."""
+    request, expected = cases.golden(CASE)
+    prompt = list(request.prompt)
+    assert llm.generate(prompt, request.config).token_ids == expected
+    for rank, how in ((0, signal.SIGKILL), (1, signal.SIGSTOP)):
+        faults = len(llm.supervisor.faults)
+        session = llm.session(prompt, request.config)
+        for _ in range(4):
+            session.step()
+        os.kill(llm.supervisor.pids[rank], how)
+        began = time.monotonic()
+        while session.step() is not None:
+            pass
+        assert session.output is not None
+        assert session.output.token_ids == expected
+        # The ranks may have been done before the signal came: then the next request finds out.
+        assert llm.generate(prompt, request.config).token_ids == expected
+        assert time.monotonic() - began < 10
+        (fault,) = llm.supervisor.faults[faults:]
+        assert fault.rank == rank
+        assert fault.noticed <= 3.0
+
+    other = DecodeConfig(
+        branches=3, attention="block", threshold=0.05, max_new_tokens=24, block_size=8
+    )
+    asked = [(prompt, request.config), (list(range(3, 20)), other), (prompt, other)]
+    alone = [
+        cases.alone(cases.Request(request.model, tuple(p), c, request.options)) for p, c in asked
+    ]
+    engine = llm.engine(max_running=2, token_budget=100)
+    sessions = [llm.session(p, c) for p, c in asked]
+    dropped = llm.session(prompt, request.config)
+    for session in (dropped, *sessions):
+        engine.add(session)
+    engine.step()
+    engine.abort(dropped)
+    assert len(engine.running) + len(engine.waiting) == 3
+    killed = False
+    while engine.busy:
+        engine.step()
+        if not killed and engine.running:
+            os.kill(llm.supervisor.pids[0], signal.SIGKILL)
+            killed = True
+    assert [s.output.token_ids for s in sessions if s.output] == alone
+    assert dropped.output is None
+
+    # The supervisor is there for more than one batch.
+    llm.generate(prompt, request.config)  # which finds out about the last kill, if nobody did
+    pids = llm.supervisor.pids
+    found = dict(llm.generate_together([prompt, prompt[:5]], request.config, max_running=2))
+    assert found[0].token_ids == expected
+    assert llm.supervisor.pids == pids
+
+
+def test_refusals() -> None:
+    with pytest.raises(ConfigError, match="tensor-parallel 3 cannot cut this model"):
+        ParallelLLM(cases.DREAM, tensor_parallel=3, device="cpu")
+    with pytest.raises(ConfigError, match="rank-timeout must be above 0"):
+        ParallelLLM(cases.DREAM, branch_parallel=2, rank_timeout=0, device="cpu")
+
+
+def test_who_counts_as_too_slow() -> None:
+    """By what a rank says it is at: waiting for another is not its fault."""
+    supervisor = object.__new__(Supervisor)
+    supervisor._timeout, supervisor._proven = 10.0, True
+    end, _other = socket.socketpair()
+    process = _Process(3, 0, -1, Channel(end))
+    with end, _other:
+        supervisor._hear(process, ("beat", "forward", 7.9))
+        supervisor._hear(process, ("beat", "waiting", 9.9))
+        with pytest.raises(_LostError, match=r"it has been at forward for 9.0 s") as found:
+            supervisor._hear(process, ("beat", "forward", 9.0))
+        assert found.value.rank == 3
+        supervisor._proven = False  # a first forward may compile kernels
+        supervisor._hear(process, ("beat", "forward", 9.0))
+
+
+def test_devices_and_backends_by_name() -> None:
+    with pytest.raises(DeviceError, match="no device 'npu' here"):
+        choose_device("npu")
+    assert backend_for(torch.device("cpu"), 2) == "gloo"
+    assert BACKENDS["npu"] == "hccl"
+    assert [place.device for place in places("cpu", 3)] == ["cpu"] * 3
+
+
+@pytest.mark.parametrize("given", ["1", "1,2"])
+def test_ranks_take_no_more_threads_than_they_may(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [place.threads for place in places("cpu", 2)] == [4, 4]
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert [place.threads for place in places("cpu", 2)] == [1, 1]
+
+
+def test_no_rank_outlives_its_parent(tmp_path: Path) -> None:
+    """The parent is killed without warning while one of its ranks is stopped."""
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import os, signal, sys, time\n"
+        "from lopa.distributed.parallel_llm import ParallelLLM\n"
+        f"llm = ParallelLLM({str(cases.DREAM)!r}, branch_parallel=2, device='cpu')\n"
+        "os.kill(llm.supervisor.pids[1], signal.SIGSTOP)\n"
+        "print(*llm.supervisor.pids, llm.supervisor._nursery.process.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    shared = shared_memory()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, env=environment
+    ) as parent:
+        assert parent.stdout is not None
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        assert len(alive(pids)) == 3
+        parent.kill()
+    until = time.monotonic() + 5
+    while alive(pids) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not alive(pids)
+    assert shared_memory() <= shared

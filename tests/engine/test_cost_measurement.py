@@ -1,0 +1,116 @@
+"""`branches="auto"` with a model: the cost of a round is measured once, kept and recorded."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ahead import make_eager
+
+from lopa import LLM, DecodeConfig
+from lopa import trace as traces
+from lopa.config import AUTO_BRANCHES
+from lopa.decoding.branch_budget import RoundCost
+from lopa.engine import cost_measurement as calibration
+from lopa.engine.session import Session
+from lopa.tasks import generate
+
+POINTS = [(32, 0.010), (64, 0.011), (512, 0.030)]
+AUTO = DecodeConfig(branches="auto", max_new_tokens=32, block_size=8)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("dummy:dream-tiny", device="cpu")
+
+
+def test_measured_once_and_recorded(llm: LLM) -> None:
+    cost = llm.round_cost
+    assert cost is llm.round_cost
+    tokens = [t for t, _ in cost.points]
+    assert 3 <= len(tokens) <= len(calibration.ROUND_SIZES)
+    sizes = [window * (branches + 1) for window, branches in calibration.ROUND_SIZES]
+    assert tokens == sizes[: len(tokens)]
+    seconds = [s for _, s in cost.points]
+    assert seconds == sorted(seconds)
+    settings = llm.generate("hello", AUTO).trace.settings
+    assert settings["round_cost"] == [list(point) for point in cost.points]
+
+
+def test_a_slow_device_measures_less(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "SECONDS", 0.0)
+    assert len(calibration.measure(llm.runner, llm.config, llm.decode_config).points) == 3
+
+
+def test_a_device_that_works_alone_is_timed_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "ENOUGH", 0.0)
+    llm = LLM("dummy:dream-tiny", device="cpu")
+    step = make_eager(llm)
+    points = calibration.measure(llm.runner, llm.config, llm.decode_config).points
+    assert [t for t, _ in points] == [32, 64, 128, 256, 512, 1024][: len(points)]
+    # Of every turn one round was begun in the round before it, and was of use.
+    assert step.finished >= (2 + calibration.LEAST_TURNS) * len(points)
+
+
+def test_a_host_that_is_kept_does_not_make_the_device_seem_fast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every third round the host comes late, by when the device has done much of the next."""
+    least, late = 0.015, 0.030
+    llm = LLM("dummy:dream-tiny", device="cpu")
+    step = make_eager(llm)
+    ready = 0.0
+    begin, finish, take = step.begin, step.finish, Session.take
+    delays = itertools.cycle((late, 0.0, 0.0))
+
+    def begin_slowly(*args: Any) -> None:
+        nonlocal ready
+        ready = time.perf_counter() + least
+        begin(*args)
+
+    def wait_and_finish() -> Any:
+        time.sleep(max(0.0, ready - time.perf_counter()))
+        return finish()
+
+    def take_late(session: Session, seconds: float) -> Any:
+        time.sleep(next(delays))
+        return take(session, seconds)
+
+    monkeypatch.setattr(step, "begin", begin_slowly)
+    monkeypatch.setattr(step, "finish", wait_and_finish)
+    monkeypatch.setattr(Session, "take", take_late)
+    timed = calibration._Timed(llm.runner, llm.config, llm.decode_config, 64, 0)
+    for _ in range(12):
+        timed.turn()
+    timed.session.close()
+    assert len(timed.seconds) == 12
+    assert min(timed.seconds) >= least
+
+
+def test_forwards_are_counted_without_a_measure() -> None:
+    llm = LLM("dummy:dream-tiny", device="cpu")
+    config = DecodeConfig(branches="auto", objective="tpf", max_new_tokens=16, block_size=8)
+    output = llm.generate("hello", config)
+    assert llm._round_cost is None
+    assert output.trace.settings["round_cost"] == [[1, 1.0]]
+
+
+def test_the_same_cost_gives_the_same_answer(tmp_path: Path) -> None:
+    """With the built-in model, one by one and together; and the trace can be read back."""
+    llm = LLM("tiny", device="cpu", round_cost=POINTS)
+    assert llm.round_cost == RoundCost(tuple(POINTS))
+    prompts = [generate("words", seed, "eval").prompt for seed in (3,)]
+    config = DecodeConfig(branches="auto", max_new_tokens=32)
+    alone = [llm.generate(prompt, config) for prompt in prompts]
+    together = dict(llm.generate_together(prompts, config))
+    for index, output in enumerate(alone):
+        assert output.token_ids == together[index].token_ids
+        tried = [len(r.branches) - 1 for r in output.trace.rounds]
+        assert tried[0] == 0
+        assert max(tried) <= AUTO_BRANCHES[-1]
+        assert max(tried) > 0
+    traces.write(alone[0].trace, tmp_path / "trace.jsonl")
+    assert traces.read(tmp_path / "trace.jsonl") == alone[0].trace

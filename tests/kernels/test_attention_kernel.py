@@ -1,0 +1,133 @@
+"""The attention kernel against the plain equation, on random batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from lopa.kernels.triton.attention import TILE, Rows, attend, most_tiles, stages_for
+from lopa.runner.attention import Span, reference_batch
+from lopa.runner.kv_cache import PAGE
+
+# (rows' lengths, cached, start, block size or None): one plan each
+Case = tuple[list[int], int, int, int | None]
+
+
+# Half precision has a loop of its own for whole pages.
+DTYPES = {torch.float32: 1e-5, torch.float16: 2e-3}
+
+
+def run(
+    cases: list[Case],
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    splits: int,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    generator = torch.Generator().manual_seed(len(cases) * heads + dim)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    widest = max(1, max(-(-cached // PAGE) for _, cached, _, _ in cases))
+    total_pages = widest * len(cases) + 3
+    order = torch.randperm(total_pages, generator=generator)
+    table = torch.full((len(cases), widest), 10_000)  # unused entries must not be followed
+    pool_k, pool_v = (draw(total_pages * PAGE, kv_heads, dim) for _ in range(2))
+    tokens = sum(sum(lengths) for lengths, *_ in cases)
+    qkv = draw(tokens, (heads + 2 * kv_heads) * dim)
+    q, k, v = (
+        x.view(tokens, -1, dim)
+        for x in qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1)
+    )
+    spans, rows, tiles = [], [], []
+    blocks = torch.zeros(tokens, dtype=torch.int32)
+    at = 0
+    for slot, (lengths, cached, start, size) in enumerate(cases):
+        count = -(-cached // PAGE)
+        table[slot, :count] = order[slot * widest : slot * widest + count]
+        position = np.arange(cached)
+        seen = position[(position < start) | (position >= start + max(lengths))]
+        places = table[slot].numpy()[seen // PAGE] * PAGE + seen % PAGE
+        ids = None if size is None else torch.arange(max(lengths)) // size
+        spans.append(Span(at, lengths, torch.from_numpy(places), ids))
+        for length in lengths:
+            for first in range(0, length * heads // kv_heads, TILE):
+                tiles.append((len(rows), first))
+            rows.append((at, length, start, cached, slot))
+            if ids is not None:
+                blocks[at : at + length] = ids[:length]
+            at += length
+    spare = most_tiles(tokens, len(rows), heads // kv_heads) - len(tiles)
+    assert spare >= 0
+    tiles += [(-1, 0)] * spare
+    columns = [torch.tensor(x, dtype=torch.int32) for x in zip(*rows, strict=True)]
+    tile_row, tile_at = (torch.tensor(x, dtype=torch.int32) for x in zip(*tiles, strict=True))
+    layout = Rows(tile_row, tile_at, *columns, blocks, table.int())
+    ours = attend(q, k, v, pool_k, pool_v, layout, splits=splits)
+    plain = reference_batch(*(x.float() for x in (q, k, v, pool_k, pool_v)), spans)
+    error = (ours.float() - plain).norm() / plain.norm()
+    assert error < DTYPES[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"),
+    [(7, 1, 32), (14, 2, 16), (4, 4, 64), (8, 2, 32)],  # group sizes 7, 7, 1, 4
+)
+def test_equals_the_equation(
+    heads: int, kv_heads: int, dim: int, splits: int, dtype: torch.dtype
+) -> None:
+    cases: list[Case] = [([16, 16, 24], 70, 70, None), ([5], 0, 0, 4), ([9], 32, 32, 3)]
+    run(cases, heads, kv_heads, dim, splits, dtype)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ([33], 0, 0, None),  # no prefix
+        ([1], 1, 1, None),
+        ([8], PAGE, PAGE, None),  # one page
+        ([8], PAGE + 1, PAGE + 1, 8),
+        ([8], 64, 20, None),  # a window within what is cached
+        ([40, 32], 5, 5, 8),
+        ([13] * 5, 131, 131, None),
+        ([3], 35 * PAGE + 5, 35 * PAGE + 5, None),  # more pages than are looked up at once
+    ],
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_odd_shapes(case: Case, dtype: torch.dtype) -> None:
+    run([case], 7, 1, 16, 1, dtype)
+    run([case], 7, 1, 16, 4, dtype)
+
+
+def test_more_pages_than_are_looked_up_at_once_in_each_part() -> None:
+    run([([2], 67 * PAGE, 67 * PAGE, None)], 2, 1, 16, 2, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("programs", "dim", "room", "stages"),
+    [
+        (112, 128, 226, 4),  # an H200: each program has a processor to itself
+        (224, 128, 226, 3),  # two of them share one
+        (112, 256, 226, 3),
+        (112, 128, 98, 2),  # a GPU for desks
+        (224, 64, 98, 3),
+        (112, 256, 48, 1),
+    ],
+)
+def test_stages_go_by_programs_and_shared_memory(
+    programs: int, dim: int, room: int, stages: int
+) -> None:
+    """room: KiB."""
+    assert stages_for(programs, 2 * dim, room * 1024) == stages
+
+
+def test_heads_must_lie_side_by_side() -> None:
+    x = torch.zeros(4, 2, 16).transpose(0, 1)
+    empty = torch.zeros(0, dtype=torch.int32)
+    with pytest.raises(ValueError, match="side by side"):
+        attend(x, x, x, x, x, Rows(*[empty] * 9))

@@ -1,0 +1,176 @@
+"""Kernels in CUDA as far as the driver: what is compiled, what it is told, and its errors."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lopa.kernels.hopper import nvrtc as cuda
+
+SOURCE = '#include "factor.h"\nextern "C" __global__ void scale(float* x) { *x *= FACTOR + MORE; }'
+
+DEVICE = torch.device("cuda:1")
+
+
+class FakeDriver:
+    """Hands its calls to `seen`, and fails those that it is told to."""
+
+    def __init__(self, **statuses: int) -> None:
+        self.statuses = statuses
+        self.device: torch.device | None = None  # the one that is current
+        self.seen: dict[str, Any] = {}
+        self.devices: dict[str, torch.device | None] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*given: Any) -> int:
+            self.seen[name] = given
+            self.devices[name] = self.device
+            if name == "cuLaunchKernelEx":
+                self.launched(given[0]._obj, given[2])
+            return self.statuses.get(name, 0)
+
+        return call
+
+    def launched(self, config: Any, pointers: Any) -> None:
+        """While it is launched, what it points to is there."""
+        kinds = ctypes.c_void_p, ctypes.c_int
+        values = [kind.from_address(p).value for kind, p in zip(kinds, pointers, strict=False)]
+        attribute = config.attributes[0]
+        self.seen["values"] = values, list(pointers)[2:]
+        self.seen["config"] = list(config.grid), list(config.block), config.shared, config.stream
+        self.seen["attributes"] = config.count, attribute.id, attribute.value[0]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    driver = FakeDriver()
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        driver.device = device
+        yield
+        driver.device = None
+
+    monkeypatch.setattr(cuda, "driver", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=77))
+    return driver
+
+
+def kernel() -> cuda.Kernel:
+    binary = cuda.Binary(b"code", "")
+    return cuda.Kernel(DEVICE, binary, "scale", threads=384, shared=4096)
+
+
+def test_compiles_for_hopper() -> None:
+    binary = cuda.compiled("scale.cu", SOURCE, {"FACTOR": 3}, {"factor.h": "#define MORE 0.5f"})
+    assert binary.code.startswith(b"\x7fELF")
+    assert "'scale' for 'sm_90a'" in binary.log
+
+
+def test_the_error_holds_what_the_compiler_said() -> None:
+    with pytest.raises(RuntimeError, match=r'scale\.cu does not compile(.|\n)*"FACTOR" is undef'):
+        cuda.compiled("scale.cu", SOURCE, {}, {"factor.h": "#define MORE 0.5f"})
+
+
+def test_the_compiler_is_of_a_package_or_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the loader's help, which another machine may not give."""
+    asked: list[str] = []
+    real = ctypes.CDLL
+
+    def only_files(path: str) -> ctypes.CDLL:
+        asked.append(path)
+        if "/" not in path:
+            raise OSError(path)
+        return real(path)
+
+    monkeypatch.setattr(ctypes, "CDLL", only_files)
+    monkeypatch.setattr(cuda, "loaded", lambda name: None)
+    assert cuda.compiler.__wrapped__() is not None
+    assert asked[0].startswith("libnvrtc.so.")
+    folders = {Path(path).parent for path in asked[1:]}
+    assert len(folders) == 1
+    names = [Path(path).name for path in asked[1:]]
+    assert names[0] == asked[0]
+    assert names[1].startswith("libnvrtc-builtins.so.")
+    monkeypatch.setattr("sys.path", [])
+    assert cuda.compiler.__wrapped__() is None
+    monkeypatch.setattr(cuda, "compiler", lambda: None)
+    with pytest.raises(RuntimeError, match="there is no libnvrtc"):
+        cuda.compiled("scale.cu", SOURCE, {})
+
+
+def test_what_is_loaded() -> None:
+    path = cuda.loaded("libc.so")
+    assert path is not None
+    assert Path(path).is_file()
+    assert cuda.loaded("libnothing.so") is None
+
+
+def test_a_kernel_gets_its_arguments(fake: FakeDriver) -> None:
+    x = torch.zeros(4, 64, dtype=torch.bfloat16)
+    box = cuda.TensorMap(x, (2, 64))
+    kernel().launch((5, 2), x, -3, box)
+    assert fake.devices["cuModuleLoadData"] == fake.devices["cuLaunchKernelEx"] == DEVICE
+    assert fake.seen["cuFuncSetAttribute"][1:] == (8, 4096)
+    assert fake.seen["cuModuleGetFunction"][2] == b"scale"
+    assert fake.seen["values"] == ([x.data_ptr(), -3], [box.address])
+    assert fake.seen["config"] == ([5, 2, 1], [384, 1, 1], 4096, 77)
+    assert fake.seen["attributes"] == (1, 6, 1)
+
+
+def test_arguments_that_a_kernel_does_not_take(fake: FakeDriver) -> None:
+    with pytest.raises(TypeError, match="no str"):
+        kernel().launch((1,), "x")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="32 bits: 2147483648"):
+        kernel().launch((1,), 2**31)
+    assert "cuLaunchKernelEx" not in fake.seen
+
+
+@pytest.mark.parametrize("name", ["cuModuleLoadData", "cuFuncSetAttribute", "cuLaunchKernelEx"])
+def test_errors_of_the_driver(fake: FakeDriver, name: str) -> None:
+    fake.statuses[name] = 209
+    with pytest.raises(RuntimeError, match=f"{name} failed with status 209"):
+        kernel().launch((1,))
+
+
+def test_a_view_as_the_copy_engine_sees_it(fake: FakeDriver) -> None:
+    x = torch.zeros(6, 8, 64, dtype=torch.bfloat16)
+    found = cuda.TensorMap(x.transpose(0, 1), (4, 3, 32))
+    assert found.address % 64 == 0
+    at, kind, rank, base, sizes, strides, box, steps, *modes = fake.seen["cuTensorMapEncodeTiled"]
+    assert (at.value, base.value) == (found.address, x.data_ptr())
+    assert (kind, rank, modes) == (9, 3, [0, 3, 3, 0])
+    assert list(sizes) == [64, 6, 8]
+    assert list(strides)[:2] == [8 * 64 * 2, 64 * 2]
+    assert list(box) == [32, 3, 4]
+    assert list(steps) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("view", "box", "reason"),
+    [
+        (torch.zeros(4, 64), (4, 64), "bfloat16, not torch.float32"),
+        (torch.zeros(4, 64).bfloat16(), (64,), "as the box"),
+        (torch.zeros(1, 1, 1, 1, 1, 64).bfloat16(), (1, 1, 1, 1, 1, 64), "one to five axes"),
+        (torch.zeros(0, 64).bfloat16(), (1, 64), "of nothing"),
+        (torch.zeros(4, 64).bfloat16(), (257, 64), "at most 256"),
+        (torch.zeros(4, 128).bfloat16(), (4, 128), "64 of the last"),
+        (torch.zeros(64, 64).bfloat16().t(), (4, 64), "the last must be 1"),
+        (torch.zeros(4, 68).bfloat16(), (4, 64), "whole 16 bytes"),
+        (torch.zeros(65).bfloat16()[1:], (64,), "begins at a multiple of 16"),
+    ],
+)
+def test_views_that_it_does_not_take(
+    fake: FakeDriver, view: torch.Tensor, box: tuple[int, ...], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        cuda.TensorMap(view, box)
+    assert not fake.seen

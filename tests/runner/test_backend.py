@@ -1,0 +1,49 @@
+"""Backends and devices by name: what there is, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lopa import LLM
+from lopa.errors import DeviceError, LopaError
+from lopa.runner import device as devices
+from lopa.runner.attention import reference_batch
+from lopa.runner.device import check_fits, default_cache_tokens
+
+
+def test_backends_agree() -> None:
+    plain, fast = (
+        LLM("dummy:dream-tiny", device="cpu", dtype="float32", backend=name)
+        for name in ("reference", "auto")
+    )
+    assert plain.runner.step.attention is reference_batch
+    assert fast.runner.step.attention is not reference_batch
+    config = plain.decode_config(branches=2, block_size=8, max_new_tokens=16)
+    assert plain.generate("Hello", config).token_ids == fast.generate("Hello", config).token_ids
+
+
+def test_backends_that_are_not_there() -> None:
+    with pytest.raises(DeviceError, match=r"needs a CUDA device, and this one is cpu: choose"):
+        LLM("dummy:dream-tiny", device="cpu", backend="triton")
+    with pytest.raises(DeviceError, match="no backend 'fast': choose from auto, triton"):
+        LLM("dummy:dream-tiny", device="cpu", backend="fast")
+
+
+def test_a_model_that_does_not_fit_says_how_much_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = LLM("dummy:dream-tiny", device="cpu", dtype="float32")
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(devices, "free_bytes", lambda _: 2**10)
+    with pytest.raises(DeviceError, match=r"takes .* GiB as float32 and cpu has .* too little"):
+        check_fits(llm.config, cpu, torch.float32)
+    assert default_cache_tokens(llm.config, cpu, torch.float32) >= 1
+    monkeypatch.setattr(devices, "free_bytes", lambda _: None)  # the system does not say
+    check_fits(llm.config, cpu, torch.float32)
+    assert default_cache_tokens(llm.config, cpu, torch.float32) >= llm.config.max_positions
+
+
+def test_bad_cache_size() -> None:
+    with pytest.raises(LopaError, match="cache_tokens must be at least 1"):
+        LLM("dummy:dream-tiny", device="cpu", cache_tokens=0)
