@@ -23,6 +23,7 @@ import torch
 from lopa import LLM, DecodeConfig
 from lopa.config import AUTO_BRANCHES
 from lopa.engine.cost_measurement import steady_session
+from lopa.engine.scheduler import Scheduler
 from lopa.models.transformer import Transformer
 from lopa.runner import graph_inputs as layout
 from lopa.runner.backend_torch import Found
@@ -82,8 +83,8 @@ def measure(llm: LLM, runner: PagedRunner, branches: str, rounds: int) -> tuple[
     rows = 1 + (AUTO_BRANCHES[-1] if given == "auto" else given)
     more = {"objective": "tpf"} if given == "auto" else {}
     while len(between) < rounds:
-        session = steady_session(runner, llm.config, llm.decode_config, given, 64, 768, **more)
-        while (event := session.step(ahead=True)) is not None:
+        session = steady_session(llm.config, llm.decode_config, given, 64, 768, **more)
+        for event in Scheduler(runner, max_running=1).stream(session):
             ended = time.perf_counter()
             if len(event.round.branches) == rows and step.started > step.answered:
                 between.append(step.started - step.answered)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lopa.config import DecodeConfig
 from lopa.decoding.decoder import Decoder
+from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
 from lopa.models.tokenizer import Tokenizer
 from lopa.models.transformer import Transformer
@@ -94,18 +95,17 @@ class Evaluation:
                 eos_ids=model.config.eos_ids,
                 shift=model.config.shift,
             )
-            session = Session(runner, self.tokenizer, decoder, ids)
-            try:
-                while session.step() is not None and time.monotonic() < deadline:
-                    pass
-            finally:
-                session.close()
-            if session.output is None:  # out of time
+            output = None
+            for event in Scheduler(runner).stream(Session(decoder, self.tokenizer)):
+                output = event.output
+                if time.monotonic() > deadline:
+                    break
+            if output is None:  # out of time
                 break
             done += 1
-            right += bool(self.score(problem, session.output.text))
-            tokens += session.output.tokens
-            rounds += session.output.rounds
+            right += bool(self.score(problem, output.text))
+            tokens += output.tokens
+            rounds += output.rounds
         if not done:
             return {}
         return {"accuracy": right / done, "tpf": tokens / max(1, rounds), "problems": done}

@@ -41,9 +41,7 @@ def test_defaults_by_decoder() -> None:
         ({"ranking": "entropy"}, "ranking"),
         ({"attention": "causal"}, "attention"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"max_new_tokens": 50}, "block_size 32 does not divide max_new_tokens 50"),
-        ({"max_new_tokens": 20}, "use 32 new tokens"),
-        ({"max_new_tokens": 20, "early_stop": False}, "does not divide"),
+        ({"max_new_tokens": 20, "early_stop": False}, "use 32 new tokens"),
         ({"decoder": "fast-dllm", "max_new_tokens": 50, "early_stop": False}, "does not divide"),
         ({"decoder": "fast-dllm", "steps": 9}, "multiple of the 8 blocks"),
         ({"decoder": "fast-dllm", "steps": 8, "factor": 1.0}, "give one of them"),
@@ -61,6 +59,10 @@ def test_defaults_by_decoder() -> None:
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": 1.0, "top_p": 0.0}, "top_p"),
         ({"seed": -1}, "seed"),
+        ({"seed": None}, "seed must be"),
+        ({"temperature": None}, "temperature must be"),
+        ({"max_new_tokens": None}, "max_new_tokens must be"),
+        ({"top_k": None}, "top_k must be"),
         ({"stop": ("",)}, "stop"),
         ({"max_rounds": 0}, "max_rounds"),
         ({"early_stop": "yes"}, "early_stop"),
@@ -79,6 +81,11 @@ def test_refused(options: dict[str, Any], named: str) -> None:
         DecodeConfig(**options)
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_any_number_of_new_tokens_is_rounded_up_to_whole_blocks() -> None:
+    assert DecodeConfig(max_new_tokens=50, block_size=16).blocks == 4
+    assert DecodeConfig(max_new_tokens=1).blocks == 1
 
 
 def test_parity_mode_cuts_to_whole_blocks() -> None:

@@ -13,8 +13,8 @@ from lopa.version import VERSION
 if TYPE_CHECKING:
     from lopa.config import DecodeConfig as DecodeConfig
     from lopa.engine.llm import LLM as LLM
-    from lopa.engine.session import Event as Event
-    from lopa.engine.session import Output as Output
+    from lopa.engine.output import Event as Event
+    from lopa.engine.output import Output as Output
     from lopa.errors import LopaError as LopaError
     from lopa.types import Round as Round
     from lopa.types import Trace as Trace
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "LLM": "lopa.engine.llm",
     "DecodeConfig": "lopa.config",
-    "Event": "lopa.engine.session",
+    "Event": "lopa.engine.output",
     "LopaError": "lopa.errors",
-    "Output": "lopa.engine.session",
+    "Output": "lopa.engine.output",
     "Round": "lopa.types",
     "Trace": "lopa.types",
 }

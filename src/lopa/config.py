@@ -6,11 +6,13 @@ it. An option that the chosen decoder does not use is an error, never ignored.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 from lopa.errors import ConfigError
+from lopa.option_help import FIELDS
 
 DecoderName = Literal["vanilla", "fast-dllm", "sdar", "d2f", "lopa"]
 WindowName = Literal["canvas", "blocks", "pipeline"]
@@ -100,7 +102,10 @@ _NEUTRAL: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeConfig:
-    """One request's decoding settings. Fields left out take the decoder's own defaults."""
+    """One request's decoding settings. Fields left out take the decoder's own defaults.
+
+    {fields}
+    """
 
     decoder: DecoderName = "lopa"
     max_new_tokens: int = 256
@@ -134,7 +139,7 @@ class DecodeConfig:
     # False is parity with the published loops: decode on after the end of text, look ahead at ends
     # of text, score by `mean`, and cut max_new_tokens down to whole blocks without a word.
     early_stop: bool = True
-    stop: tuple[str, ...] = ()
+    stop: str | Sequence[str] = ()  # kept as a tuple
     max_rounds: int | None = None
     temperature: float = 0.0
     top_p: float = 1.0
@@ -231,7 +236,7 @@ class DecodeConfig:
                 _check_choice(name, getattr(self, name), kind)
         for name, low, high in _WHOLE_NUMBERS:
             value = getattr(self, name)
-            if value is None or (name == "branches" and value == "auto"):
+            if _is_unset(name, value) or (name == "branches" and value == "auto"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 beyond = isinstance(value, int) and value > high
@@ -242,7 +247,7 @@ class DecodeConfig:
                 )
         for name, low_, high_ in _NUMBERS:
             value = getattr(self, name)
-            if value is None:
+            if _is_unset(name, value):
                 continue
             real = isinstance(value, int | float) and not isinstance(value, bool)
             # An int may be too large for a float, so the range is looked at first.
@@ -269,24 +274,29 @@ class DecodeConfig:
         if self.window == "canvas":
             return
         whole, rest = divmod(self.max_new_tokens, self.block_size)
-        floors = self.window == "pipeline" and not self.early_stop and whole > 0
-        if rest and not floors:
+        if rest and not self.early_stop and not (self.window == "pipeline" and whole > 0):
             sizes = [n for n in (whole * self.block_size, (whole + 1) * self.block_size) if n]
             raise ConfigError(
                 f"block_size {self.block_size} does not divide max_new_tokens "
-                f"{self.max_new_tokens}: use {' or '.join(map(str, sizes))} new tokens, "
-                "or another block size"
+                f"{self.max_new_tokens}, which parity mode needs: use "
+                f"{' or '.join(map(str, sizes))} new tokens, or another block size"
             )
-        if self.window == "blocks" and self.steps is not None and self.steps % whole:
+        if self.window == "blocks" and self.steps is not None and self.steps % self.blocks:
             raise ConfigError(
-                f"steps {self.steps} is not a multiple of the {whole} blocks: "
-                f"use a multiple of {whole}"
+                f"steps {self.steps} is not a multiple of the {self.blocks} blocks: "
+                f"use a multiple of {self.blocks}"
             )
 
     @property
     def blocks(self) -> int:
-        """How many blocks are generated; the canvas is one."""
-        return 1 if self.window == "canvas" else self.max_new_tokens // self.block_size
+        """How many blocks are generated; the canvas is one.
+
+        max_new_tokens is rounded up to whole blocks, and the answer cut; parity mode rounds down.
+        """
+        if self.window == "canvas":
+            return 1
+        whole, rest = divmod(self.max_new_tokens, self.block_size)
+        return whole + (rest > 0 and self.early_stop)
 
     @property
     def most_branches(self) -> int:
@@ -309,14 +319,14 @@ class DecodeConfig:
         """The settings published with the paper for a task, with changes on top."""
         if task not in PRESETS:
             raise ConfigError(f"no preset {task!r}: choose from {', '.join(PRESETS)}")
-        published = {**_PUBLISHED, **PRESETS[task]}
-        if "score" in changes:  # another score has its own weight
-            del published["creation_weight"]
-        if "decoder" in changes or "window" in changes:  # another decoder takes what it can use
-            used = options_of(changes.get("decoder", "lopa"), changes.get("window"))
-            kept = used | {"decoder", "max_new_tokens"}
-            published = {name: value for name, value in published.items() if name in kept}
-        return cls(**{**published, **changes})
+        return cls(**_merged({**_PUBLISHED, **PRESETS[task]}, changes))
+
+    def changed(self, **changes: Any) -> DecodeConfig:
+        """The same settings with some of them changed.
+
+        Another decoder, window or score takes of the others what it can use.
+        """
+        return DecodeConfig(**_merged(self.settings(), changes)) if changes else self
 
 
 # How the paper looks ahead, whatever is the default here.
@@ -381,6 +391,11 @@ _NUMBERS = (
 )
 
 
+def _is_unset(name: str, value: object) -> bool:
+    """None, where that is a field's way to be off or to be the decoder's default."""
+    return value is None and name not in ("max_new_tokens", "temperature", "top_p", "top_k", "seed")
+
+
 def limits(name: str) -> tuple[float, float | None] | None:
     """The least and the greatest value of a number, None where there is no limit to speak of."""
     for known, low, high in _WHOLE_NUMBERS + _NUMBERS:
@@ -407,10 +422,31 @@ _OPTIONAL = tuple(
 )
 
 
+def _merged(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Settings with changes on top, less what the changes make meaningless."""
+    dropped: set[str] = set()
+    if changes.keys() & {"score", "early_stop"}:  # each has its own defaults
+        dropped |= {"creation_weight", "score_fraction", "score_window"}
+    if "early_stop" in changes:
+        dropped |= set(PAPER)
+    if changes.keys() & {"decoder", "window"}:
+        decoder = changes.get("decoder", settings.get("decoder", "lopa"))
+        dropped |= set(_OPTIONAL) - options_of(decoder, changes.get("window"))
+        dropped |= {"window", "steps"}
+    if changes.get("branches", "auto") != "auto":
+        dropped.add("objective")
+    kept = {name: value for name, value in settings.items() if name not in dropped}
+    return {**kept, **changes}
+
+
 def _check_choice(name: str, value: object, kind: Any) -> None:
     if not isinstance(value, str) or value not in get_args(kind):
         raise ConfigError(f"{name} must be one of {', '.join(get_args(kind))}: got {value!r}")
 
+
+DecodeConfig.__doc__ = (DecodeConfig.__doc__ or "").format(
+    fields="\n    ".join(f"{name}: {line}." for name, (_, line) in FIELDS.items())
+)
 
 # How lookahead is done by default, against PAPER; docs/results.md has the reasons.
 USUAL: dict[str, Any] = {name: getattr(DecodeConfig(), name) for name in PAPER}

@@ -110,7 +110,7 @@ class Round:
     seconds: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Trace:
     """A whole run: what was asked, every round, and how it ended."""
 
@@ -121,3 +121,9 @@ class Trace:
     finish: FinishReason | None = None
     # Display text by token id, where the model has a tokenizer.
     pieces: dict[int, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"Trace({len(self.prompt_ids)} prompt tokens, {len(self.rounds)} rounds, "
+            f"finish={self.finish!r})"
+        )

@@ -153,7 +153,7 @@ def test_text_that_is_no_unicode(run: Run) -> None:
         (("--append-at", "-0.1"), ("append_at",)),
         (("--activate-at", "2"), ("activate_at",)),
         (("--max-new-tokens", "0"), ("max_new_tokens",)),
-        (("--max-new-tokens", "30"), ("block_size 32", "30")),
+        (("--max-new-tokens", "30", "--no-early-stop"), ("block_size 32", "30")),
         (("--block-size", "0"), ("block_size",)),
         (("--decoder", "d2f", "--branches", "4"), ("branches", "d2f", "lopa")),
         (("--decoder", "vanilla", "--threshold", "0.9"), ("threshold", "vanilla")),

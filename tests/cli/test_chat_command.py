@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_support import SHORT, Result, Run
 
 from lopa import LLM, DecodeConfig
 from lopa.cli.chat import Conversation
-from lopa.engine.session import Event, Session
+from lopa.engine.scheduler import Scheduler
+from lopa.engine.session import Session
 
 NO_TEMPLATE = "no chat template"
 
@@ -96,21 +98,26 @@ def test_ctrl_c_at_the_prompt_says_how_to_leave(sit_down: Run) -> None:
 
 def test_ctrl_c_stops_the_answer_only(sit_down: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = iter([False, True])
-    step, closed = Session.step, []
+    step, abort = Scheduler.step, Scheduler.abort
+    aborted: list[Session] = []
 
-    def interrupted(self: Session, *, ahead: bool) -> Event | None:
+    def interrupted(self: Scheduler) -> Any:
         if next(calls, False):
             raise KeyboardInterrupt
-        return step(self, ahead=ahead)
+        return step(self)
 
-    monkeypatch.setattr(Session, "step", interrupted)
-    close = Session.close
-    monkeypatch.setattr(Session, "close", lambda self: closed.append(1) or close(self))
+    def noted(self: Scheduler, session: Session) -> None:
+        aborted.append(session)
+        abort(self, session)
+
+    monkeypatch.setattr(Scheduler, "step", interrupted)
+    monkeypatch.setattr(Scheduler, "abort", noted)
     result = sit_down("hello", "again", EOFError)
     assert result.code == 0
     assert "stopped" in result.err
     assert result.err.count("lopa · ") == 1
-    assert closed
+    assert all(session.slot == -1 for session in aborted)
+    assert aborted[0].output is None
 
 
 def test_a_turn_that_fails_does_not_end_the_talk(sit_down: Run) -> None:

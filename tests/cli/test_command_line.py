@@ -10,7 +10,7 @@ import pytest
 import torch
 from cli_support import DUMMY, SHORT, Run
 
-from lopa.engine.session import Session
+from lopa.engine.scheduler import Scheduler
 from lopa.errors import CheckpointError
 from lopa.version import VERSION
 
@@ -70,14 +70,14 @@ def test_usage_errors(run: Run, arguments: tuple[str, ...], words: str) -> None:
 
 
 def _raising(error: BaseException) -> Any:
-    def step(_: Session, *, ahead: bool) -> None:
+    def step(_: Scheduler) -> None:
         raise error
 
     return step
 
 
 def test_interrupted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Session, "step", _raising(KeyboardInterrupt()))
+    monkeypatch.setattr(Scheduler, "step", _raising(KeyboardInterrupt()))
     result = run("generate", "x", *SHORT)
     assert (result.code, result.out, result.err) == (130, "", "")
 
@@ -91,23 +91,23 @@ def test_interrupted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_out_of_memory(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    monkeypatch.setattr(Session, "step", _raising(error))
+    monkeypatch.setattr(Scheduler, "step", _raising(error))
     result = run("generate", "x", *SHORT)
     assert result.error.startswith("error: out of memory")
     assert result.code == 1
 
 
 def test_a_full_disk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Session, "step", _raising(OSError(28, "No space left on device", "/x")))
+    monkeypatch.setattr(Scheduler, "step", _raising(OSError(28, "No space left on device", "/x")))
     assert run("generate", "x", *SHORT).error == "error: /x: No space left on device"
 
 
 def test_an_error_stays_one_line_and_harmless(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Session, "step", _raising(CheckpointError("bad\nname \x1b[31m")))
+    monkeypatch.setattr(Scheduler, "step", _raising(CheckpointError("bad\nname \x1b[31m")))
     assert run("generate", "x", *SHORT).error == "error: bad name ␛[31m"
 
 
 def test_a_bug_keeps_its_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Session, "step", _raising(RuntimeError("a bug")))
+    monkeypatch.setattr(Scheduler, "step", _raising(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
         run("generate", "x", *DUMMY)

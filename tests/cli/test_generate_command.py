@@ -14,7 +14,7 @@ from rich.console import Console
 from lopa import LLM, DecodeConfig, trace
 from lopa.cli import model
 from lopa.cli.terminal import visible
-from lopa.engine.session import Session
+from lopa.engine.scheduler import Scheduler
 
 KEYS = [
     "text",
@@ -105,7 +105,7 @@ def test_trace(run: Run, tmp_path: Path) -> None:
 def test_an_unwritable_trace_is_refused_before_the_run(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Session, "step", lambda _: pytest.fail("it ran"))
+    monkeypatch.setattr(Scheduler, "step", lambda _: pytest.fail("it ran"))
     for path in (tmp_path, tmp_path / "no" / "run.jsonl", Path("/proc/run.jsonl")):
         result = run("generate", "hello", *SHORT, "--trace", str(path))
         assert str(path) in result.error
@@ -115,10 +115,10 @@ def test_an_unwritable_trace_is_refused_before_the_run(
 def test_an_interrupted_run_leaves_no_trace(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(_: Session, *, ahead: bool) -> None:
+    def interrupt(_: Scheduler) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Session, "step", interrupt)
+    monkeypatch.setattr(Scheduler, "step", interrupt)
     assert run("generate", "hello", *SHORT, "--trace", str(tmp_path / "t")).code == 130
     assert list(tmp_path.iterdir()) == []
 

@@ -88,7 +88,7 @@ def test_a_preset_gives_each_what_it_can_take() -> None:
         (["lopa", "nosuch"], {}, "no decoder 'nosuch'"),
         (["lopa", "lopa"], {}, "named twice"),
         (["sdar"], {}, "does not fit dream models"),
-        (["lopa"], {"max_new_tokens": 30}, "block_size"),
+        (["lopa"], {"max_new_tokens": 30, "early_stop": False}, "block_size"),
     ],
 )
 def test_refused(decoders: list[str], given: dict[str, object], words: str) -> None:
@@ -108,7 +108,11 @@ def test_track(width: int, height: int, abreast: int) -> None:
         llm.session("hello", config)
         for config in configurations(ALL, {"max_new_tokens": 8, "block_size": 4}, None, DREAM)
     ]
-    lanes = [Lane(session, Answer.of(session)) for session in sessions]
+    streams = [llm.engine().stream(session) for session in sessions]
+    lanes = [
+        Lane(session, stream, Answer.of(session))
+        for session, stream in zip(sessions, streams, strict=True)
+    ]
     for lane in lanes:
         lane.step()
     console = Console(file=io.StringIO(), width=width, height=height, record=True)
@@ -117,8 +121,8 @@ def test_track(width: int, height: int, abreast: int) -> None:
     assert len(lines) < height
     assert lines[0].count("╭") == abreast
     assert sum("tokens/s" in line for line in lines) == 4 // abreast
-    for session in sessions:
-        session.close()
+    for stream in streams:
+        stream.close()  # type: ignore[attr-defined]
 
 
 def test_excerpt() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from rich.console import Console
 
 from lopa import LLM, DecodeConfig
 from lopa.cli.watch import MASK, Answer, Watch, confidence_style
-from lopa.engine.session import Event, Session
+from lopa.engine.output import Event
+from lopa.engine.session import Session
 from lopa.types import Branch, Fill, Lookahead, Round
 
 PROMPT = 3
@@ -107,19 +109,21 @@ def test_only_the_last_lines_are_kept() -> None:
 
 
 @pytest.fixture
-def session() -> Session:
-    config = DecodeConfig(max_new_tokens=8, block_size=4, branches=3)
-    return LLM("dummy:dream-tiny").session("hello", config)
+def started() -> tuple[Session, Iterator[Event]]:
+    llm = LLM("dummy:dream-tiny")
+    session = llm.session("hello", DecodeConfig(max_new_tokens=8, block_size=4, branches=3))
+    return session, llm.engine().stream(session)
 
 
 @pytest.mark.parametrize("height", [24, 6])
-def test_live(session: Session, height: int) -> None:
+def test_live(started: tuple[Session, Iterator[Event]], height: int) -> None:
+    session, events = started
     console = Console(
         file=io.StringIO(), force_terminal=True, width=100, height=height, record=True
     )
     rounds = 0
     with Watch(session, console) as view:
-        while (happened := session.step()) is not None:
+        for happened in events:
             view.show(happened)
             rounds += 1
             console.print(view)
@@ -132,11 +136,12 @@ def test_live(session: Session, height: int) -> None:
     assert session.output.seconds == pytest.approx(rounds_alone)
 
 
-def test_without_a_terminal_a_line_a_round(session: Session) -> None:
+def test_without_a_terminal_a_line_a_round(started: tuple[Session, Iterator[Event]]) -> None:
+    session, events = started
     console = Console(file=io.StringIO(), width=20, record=True)
     rounds = 0
     with Watch(session, console) as view:
-        while (happened := session.step()) is not None:
+        for happened in events:
             view.show(happened)
             rounds += 1
     lines = console.export_text().splitlines()
@@ -147,12 +152,13 @@ def test_without_a_terminal_a_line_a_round(session: Session) -> None:
 
 def test_more_branches_than_rows() -> None:
     config = DecodeConfig(max_new_tokens=32, block_size=32, branches=20)
-    session = LLM("dummy:dream-tiny").session("hello", config)
+    llm = LLM("dummy:dream-tiny")
+    session = llm.session("hello", config)
+    events = llm.engine().stream(session)
     console = Console(file=io.StringIO(), force_terminal=True, width=100, height=24, record=True)
     with Watch(session, console) as view:
         for _ in range(3):
-            happened = session.step()
-            assert happened is not None
+            happened = next(events)
             assert len(happened.round.branches) <= 21
             view.show(happened)
     console.export_text()
@@ -160,4 +166,3 @@ def test_more_branches_than_rows() -> None:
     lines = console.export_text().splitlines()
     assert len(lines) < 24
     assert sum("▸" in line for line in lines) == 1
-    session.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 import goldens
 from lopa import LLM, DecodeConfig
-from lopa.distributed.branch_runner import BranchParallel
+from lopa.distributed.branch_runner import BranchRunner
 from lopa.distributed.mesh import Mesh
 from lopa.distributed.rank_llm import RankLLM
 from lopa.models import checkpoint
@@ -56,10 +56,10 @@ def decode(mesh: Mesh, requests: Sequence[Request]) -> list[list[int]]:
 
 def decode_together(mesh: Mesh, requests: Sequence[Request], budget: int) -> list[list[int]]:
     """All in flight at once, on one model, each with its own settings."""
-    from lopa.engine.scheduler import Engine
+    from lopa.engine.scheduler import Scheduler
 
     llm = RankLLM(requests[0].model, dtype="float32", mesh=mesh, **dict(requests[0].options))
-    engine = Engine(llm.runner, token_budget=budget)
+    engine = Scheduler(llm.runner, token_budget=budget)
     sessions = [llm.session(list(r.prompt), r.config) for r in requests]
     for _ in engine.run(iter(sessions)):
         pass
@@ -69,7 +69,7 @@ def decode_together(mesh: Mesh, requests: Sequence[Request], budget: int) -> lis
 def traffic(mesh: Mesh, request: Request) -> list[dict[str, Any]]:
     """By round: what went over the wire, and what was committed."""
     llm = RankLLM(request.model, dtype="float32", mesh=mesh, **dict(request.options))
-    assert isinstance(llm.runner, BranchParallel)
+    assert isinstance(llm.runner, BranchRunner)
     found = []
     for event in llm.stream(list(request.prompt), request.config):
         spent = llm.runner.spent
@@ -101,7 +101,7 @@ def statistics_of_parts(mesh: Mesh, seed: int) -> list[str]:
     logits[2, 90] = logits[2, 3] = 30.0  # two that tie, in different parts
     logits[3] = logits[3].round()  # many that tie
     positions, rounds = torch.arange(count) + 11, torch.arange(count) % 5 + 1
-    held = part_of(vocab, mesh.tensor, mesh.tensors)
+    held = part_of(vocab, mesh.tensor_rank, mesh.tensor_parallel)
     find = VocabularyStatistics(mesh, held.start)
     wrong = []
     for ranking in ("max_prob", "margin", "neg_entropy"):
@@ -135,13 +135,14 @@ def astray(mesh: Mesh, request: Request) -> str:
 
     llm = RankLLM(request.model, dtype="float32", mesh=mesh, **dict(request.options))
     session = llm.session(list(request.prompt), request.config)
-    session.step()
+    events = llm.engine().stream(session)
+    next(events)
     if mesh.rank == 1:
         session.decoder.plan()
         masks = session.decoder._plan.rows == session.decoder.mask_id  # type: ignore[union-attr]
         session.decoder._plan.rows[masks.nonzero()[0][0], masks.nonzero()[1][0]] = 5  # type: ignore[union-attr]
     try:
-        session.step()
+        next(events)
     except LopaError as error:
         return str(error)
     return ""
@@ -160,12 +161,13 @@ def quantised(mesh: Mesh, model: str) -> tuple[float, float]:
     found = []
     for llm in (plain, whole, parts):
         session = llm.session(list(range(3, 40)), config)
-        session.open()
+        slot = llm.runner.open(config, session.capacity)
         plan = session.plan()
+        assert slot is not None
         assert plan is not None
-        (stats,) = llm.runner.forward([(session.slot, plan)])
+        (stats,) = llm.runner.forward([(slot, plan)])
         assert stats is not None
         found.append(stats.max_prob[plan.wanted])
-        session.close()
+        llm.runner.close(slot)
     errors = [float(abs(found[0] - other).mean()) for other in found[1:]]
     return errors[0], errors[1]

@@ -69,8 +69,8 @@ def _serve(rank: int, pipe: Connection) -> None:
                 mesh = Mesh.join(
                     rank,
                     world,
-                    branches=branches,
-                    tensors=tensors,
+                    branch_parallel=branches,
+                    tensor_parallel=tensors,
                     device=torch.device("cpu"),
                     backend="gloo",
                     timeout=60.0,
@@ -83,4 +83,4 @@ def _serve(rank: int, pipe: Connection) -> None:
                 pipe.send((False, f"{error!r}\n{traceback.format_exc()}"))
             finally:
                 if mesh is not None:
-                    mesh.leave()
+                    mesh.close()

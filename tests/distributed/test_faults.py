@@ -48,8 +48,8 @@ def group(model: str, tmp_path: Path, **options: object) -> Iterator[ParallelLLM
         pids.update(supervisor.pids)
         supervisor._start = noted  # type: ignore[method-assign]
         yield llm
-        assert supervisor._nursery is not None
-        pids.add(supervisor._nursery.process.pid)
+        assert supervisor._fork_server is not None
+        pids.add(supervisor._fork_server.process.pid)
     assert not alive(list(pids))
     assert shared_memory() <= shared
     assert not list(tmp_path.iterdir())
@@ -148,7 +148,7 @@ def test_killing_ranks_of_the_built_in_model(tmp_path: Path) -> None:
 
 
 def test_chaos(tmp_path: Path) -> None:
-    """Ranks are killed by the clock, also while a group is being built, and the nursery too."""
+    """Ranks are killed by the clock, also while a group is being built, and the fork server too."""
     draw = random.Random(1)
     requests = asked(str(cases.DREAM), (), 10)
     with group(str(cases.DREAM), tmp_path, branch_parallel=2) as llm:
@@ -158,11 +158,11 @@ def test_chaos(tmp_path: Path) -> None:
             for index in range(24):
                 if over.wait(draw.uniform(0.02, 0.7)):
                     return
-                processes = list(llm.supervisor._processes)
-                nursery = llm.supervisor._nursery
-                victims = [p.pid for p in processes]
-                if index == 12 and nursery is not None:
-                    victims = [nursery.process.pid]
+                group = llm.supervisor.group
+                fork_server = llm.supervisor._fork_server
+                victims = [] if group is None else list(group.pids)
+                if index == 12 and fork_server is not None:
+                    victims = [fork_server.process.pid]
                 if victims:
                     with suppress(ProcessLookupError):  # gone already
                         os.kill(draw.choice(victims), signal.SIGKILL)
@@ -180,19 +180,17 @@ def test_chaos(tmp_path: Path) -> None:
 def test_a_short_pause_is_no_fault(tmp_path: Path) -> None:
     prompt, config, right = asked(str(cases.DREAM), (), 1)[0]
     with group(str(cases.DREAM), tmp_path, branch_parallel=2) as llm:
-        session = llm.session(prompt, config)
-        session.step()
+        stream = llm.stream(prompt, config)
+        next(stream)
         pid = llm.supervisor.pids[1]
         os.kill(pid, signal.SIGSTOP)
         threading.Timer(0.4, os.kill, (pid, signal.SIGCONT)).start()
-        while session.step() is not None:
-            pass
-        assert session.output is not None
-        assert session.output.token_ids == right
+        *_, last = stream
+        assert last.output is not None
+        assert last.output.token_ids == right
         # Nor is it when nobody listens, in the middle of a request or between two.
         for pause in (1, 10**9):
-            session = llm.session(prompt, config)
-            while session.step() is not None:
+            for _ in llm.stream(prompt, config):
                 pause -= 1
                 time.sleep(1.5 * TIMEOUT if pause == 0 else 0)
             time.sleep(0.95 * TIMEOUT)
@@ -201,11 +199,11 @@ def test_a_short_pause_is_no_fault(tmp_path: Path) -> None:
 
 def test_a_rank_that_never_starts_is_done_without(tmp_path: Path) -> None:
     """Rank 1 has no device: after a few tries the rest goes on."""
-    from lopa.distributed.placement import Place
+    from lopa.distributed.placement import DevicePlacement
 
     prompt, config, right = asked(str(cases.DREAM), (), 1)[0]
     with group(str(cases.DREAM), tmp_path, branch_parallel=2) as llm:
-        llm.supervisor._ranks[1] = Place("cpu", 1, (10_000,))  # no such core
+        llm.supervisor._placements[1] = DevicePlacement("cpu", 1, (10_000,))  # no such core
         os.kill(llm.supervisor.pids[1], signal.SIGKILL)
         assert llm.generate(prompt, config).token_ids == right
         assert llm.supervisor.faults[-1].ranks == 1

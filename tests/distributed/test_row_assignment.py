@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lopa.distributed.row_assignment import Share, split
+from lopa.distributed.row_assignment import RowAssignment, assign_rows
 from lopa.distributed.stats_codec import HEAD, Packing
 from lopa.types import Plan, Stats
 
@@ -40,16 +40,19 @@ def a_plan(rows: int, length: int, commit: int, block: bool, seed: int = 0) -> P
 @settings(deadline=None)
 @given(plans(), st.integers(1, 9))
 def test_every_row_has_one_owner_and_work_is_even(plans: list[Plan], ranks: int) -> None:
-    shares = split(list(enumerate(plans)), ranks)
+    assignments = assign_rows(list(enumerate(plans)), ranks)
     work = np.zeros(ranks)
-    for plan, share in zip(plans, shares, strict=True):
-        for row, owner in enumerate(share.owner):
-            assert share.holds(int(owner), row)
+    for plan, assignment in zip(plans, assignments, strict=True):
+        for row, owner in enumerate(assignment.owner):
+            assert assignment.holds(int(owner), row)
         for rank in range(ranks):
-            work[rank] += len(share.rows[rank]) * plan.rows.shape[1]
-            own = share.owner[share.rows[rank]] == rank
-            assert own.sum() == (share.owner == rank).sum()
-            assert share.cut(plan, rank).wanted.sum() == plan.wanted[share.owner == rank].sum()
+            work[rank] += len(assignment.rows[rank]) * plan.rows.shape[1]
+            own = assignment.owner[assignment.rows[rank]] == rank
+            assert own.sum() == (assignment.owner == rank).sum()
+            assert (
+                assignment.cut(plan, rank).wanted.sum()
+                == plan.wanted[assignment.owner == rank].sum()
+            )
     # Nobody has more than one row's work above another, lone rows aside.
     if all(len(p.rows) > 1 for p in plans):
         assert work.max() - work.min() <= max(p.rows.shape[1] for p in plans)
@@ -58,22 +61,22 @@ def test_every_row_has_one_owner_and_work_is_even(plans: list[Plan], ranks: int)
 @settings(deadline=None)
 @given(plans(), st.integers(1, 9))
 def test_under_block_attention_everyone_can_commit(plans: list[Plan], ranks: int) -> None:
-    for plan, share in zip(plans, split(list(enumerate(plans)), ranks), strict=True):
+    for plan, assignment in zip(plans, assign_rows(list(enumerate(plans)), ranks), strict=True):
         if plan.commit and plan.block_ids is not None:
-            assert all(len(rows) for rows in share.rows)
+            assert all(len(rows) for rows in assignment.rows)
 
 
 def test_a_lone_row_is_forwarded_by_everyone_when_it_commits() -> None:
-    (share,) = split([(0, a_plan(1, 8, 1, block=False))], 3)
-    assert [rows.tolist() for rows in share.rows] == [[0], [0], [0]]
+    (assignment,) = assign_rows([(0, a_plan(1, 8, 1, block=False))], 3)
+    assert [rows.tolist() for rows in assignment.rows] == [[0], [0], [0]]
     for slot in range(5):  # a sequence's lone row stays where it is
-        (share,) = split([(slot, a_plan(1, 8, 0, block=False))], 3)
-        assert [len(rows) for rows in share.rows] == [rank == slot % 3 for rank in range(3)]
+        (assignment,) = assign_rows([(slot, a_plan(1, 8, 0, block=False))], 3)
+        assert [len(rows) for rows in assignment.rows] == [rank == slot % 3 for rank in range(3)]
 
 
 def test_a_faster_rank_gets_more() -> None:
-    (share,) = split([(0, a_plan(8, 8, 0, block=False))], 2, weights=[3.0, 1.0])
-    assert [len(rows) for rows in share.rows] == [6, 2]
+    (assignment,) = assign_rows([(0, a_plan(8, 8, 0, block=False))], 2, weights=[3.0, 1.0])
+    assert [len(rows) for rows in assignment.rows] == [6, 2]
 
 
 @settings(deadline=None)
@@ -81,8 +84,8 @@ def test_a_faster_rank_gets_more() -> None:
 def test_what_is_packed_is_unpacked(
     plans: list[Plan], ranks: int, parts: int, wide: bool, data: st.DataObject
 ) -> None:
-    shares = split(list(enumerate(plans)), ranks)
-    packing = Packing(plans, shares, ranks, parts, wide)
+    assignments = assign_rows(list(enumerate(plans)), ranks)
+    packing = Packing(plans, assignments, ranks, parts, wide)
     random = np.random.default_rng(0)
     whole = [
         Stats(
@@ -95,7 +98,7 @@ def test_what_is_packed_is_unpacked(
     late = data.draw(st.integers(-1, len(plans) - 1))  # one that wants another forward
     gathered = np.stack(
         [
-            packing.pack(branch, part, (branch, part, 0.5), own(whole, shares, branch, late))
+            packing.pack(branch, part, (branch, part, 0.5), own(whole, assignments, branch, late))
             for branch in range(ranks)
             for part in range(parts)
         ]
@@ -115,13 +118,17 @@ def test_what_is_packed_is_unpacked(
             np.testing.assert_array_equal(getattr(found, name)[at], getattr(expected, name)[at])
 
 
-def own(whole: list[Stats], shares: list[Share], branch: int, late: int) -> list[Stats | None]:
+def own(
+    whole: list[Stats], assignments: list[RowAssignment], branch: int, late: int
+) -> list[Stats | None]:
     """What a replica has found: the rows of its share; of the late plan one owner has nothing."""
     return [
         None
-        if index == late and share.owner[0] == branch
-        else Stats(*(x[share.rows[branch]] for x in (stats.token, stats.max_prob, stats.ranking)))
-        for index, (stats, share) in enumerate(zip(whole, shares, strict=True))
+        if index == late and assignment.owner[0] == branch
+        else Stats(
+            *(x[assignment.rows[branch]] for x in (stats.token, stats.max_prob, stats.ranking))
+        )
+        for index, (stats, assignment) in enumerate(zip(whole, assignments, strict=True))
     ]
 
 
@@ -130,5 +137,5 @@ def test_a_round_of_the_paper_is_small() -> None:
     plan = a_plan(8, 96, 0, block=False)
     plan.wanted[:] = True
     for ranks in (2, 3, 4, 8, 16):
-        sent = ranks * Packing([plan], split([(0, plan)], ranks), ranks, 1, False).size()
+        sent = ranks * Packing([plan], assign_rows([(0, plan)], ranks), ranks, 1, False).size()
         assert 8 * 96 * 12 + HEAD.itemsize < sent < 64 * 1024

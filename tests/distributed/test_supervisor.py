@@ -18,10 +18,10 @@ import torch
 import goldens
 from lopa import DecodeConfig
 from lopa.distributed.channel import Channel
-from lopa.distributed.mesh import BACKENDS, backend_for
+from lopa.distributed.mesh import backend_for
 from lopa.distributed.parallel_llm import ParallelLLM
-from lopa.distributed.placement import places
-from lopa.distributed.supervisor import Supervisor, _LostError, _Process
+from lopa.distributed.placement import placements
+from lopa.distributed.rank_group import LostRankError, RankGroup, RankHandle
 from lopa.errors import ConfigError, DeviceError
 from lopa.runner.device import choose_device
 
@@ -68,15 +68,14 @@ def test_requests_outlive_the_ranks(llm: ParallelLLM) -> None:
     assert llm.generate(prompt, request.config).token_ids == expected
     for rank, how in ((0, signal.SIGKILL), (1, signal.SIGSTOP)):
         faults = len(llm.supervisor.faults)
-        session = llm.session(prompt, request.config)
+        stream = llm.stream(prompt, request.config)
         for _ in range(4):
-            session.step()
+            next(stream)
         os.kill(llm.supervisor.pids[rank], how)
         began = time.monotonic()
-        while session.step() is not None:
-            pass
-        assert session.output is not None
-        assert session.output.token_ids == expected
+        *_, last = stream
+        assert last.output is not None
+        assert last.output.token_ids == expected
         # The ranks may have been done before the signal came: then the next request finds out.
         assert llm.generate(prompt, request.config).token_ids == expected
         assert time.monotonic() - began < 10
@@ -111,7 +110,7 @@ def test_requests_outlive_the_ranks(llm: ParallelLLM) -> None:
     # The supervisor is there for more than one batch.
     llm.generate(prompt, request.config)  # which finds out about the last kill, if nobody did
     pids = llm.supervisor.pids
-    found = dict(llm.generate_together([prompt, prompt[:5]], request.config, max_running=2))
+    found = dict(llm.generate_as_completed([prompt, prompt[:5]], request.config, max_running=2))
     assert found[0].token_ids == expected
     assert llm.supervisor.pids == pids
 
@@ -123,28 +122,45 @@ def test_refusals() -> None:
         ParallelLLM(cases.DREAM, branch_parallel=2, rank_timeout=0, device="cpu")
 
 
+def test_an_open_stream_goes_on_beside_other_engines(llm: ParallelLLM) -> None:
+    """Engines share the ranks: another one neither stops a stream nor loses its sessions."""
+    request, expected = cases.golden(CASE)
+    prompt = list(request.prompt)
+    stream = llm.stream(prompt, request.config)
+    next(stream)
+    other = llm.engine(max_running=2, token_budget=100)
+    assert not other.busy
+    prompts = [prompt, prompt[:5], prompt]
+    alone = [llm.generate(p, request.config).token_ids for p in prompts[:2]]
+    beside = dict(llm.generate_as_completed(prompts, request.config, max_running=2))
+    assert [beside[i].token_ids for i in range(3)] == [*alone, alone[0]]
+    *_, last = stream
+    assert last.output is not None
+    assert last.output.token_ids == expected
+    assert not llm.supervisor._sessions
+
+
 def test_who_counts_as_too_slow() -> None:
     """By what a rank says it is at: waiting for another is not its fault."""
-    supervisor = object.__new__(Supervisor)
-    supervisor._timeout, supervisor._proven = 10.0, True
+    group = object.__new__(RankGroup)
+    group.timeout, group._finished_a_round = 10.0, True
     end, _other = socket.socketpair()
-    process = _Process(3, 0, -1, Channel(end))
+    handle = RankHandle(3, 0, -1, Channel(end))
     with end, _other:
-        supervisor._hear(process, ("beat", "forward", 7.9))
-        supervisor._hear(process, ("beat", "waiting", 9.9))
-        with pytest.raises(_LostError, match=r"it has been at forward for 9.0 s") as found:
-            supervisor._hear(process, ("beat", "forward", 9.0))
+        group.handle_message(handle, ("heartbeat", "forward", 7.9))
+        group.handle_message(handle, ("heartbeat", "waiting", 9.9))
+        with pytest.raises(LostRankError, match=r"it has been at forward for 9.0 s") as found:
+            group.handle_message(handle, ("heartbeat", "forward", 9.0))
         assert found.value.rank == 3
-        supervisor._proven = False  # a first forward may compile kernels
-        supervisor._hear(process, ("beat", "forward", 9.0))
+        group._finished_a_round = False  # a first forward may compile kernels
+        group.handle_message(handle, ("heartbeat", "forward", 9.0))
 
 
 def test_devices_and_backends_by_name() -> None:
     with pytest.raises(DeviceError, match="no device 'npu' here"):
         choose_device("npu")
     assert backend_for(torch.device("cpu"), 2) == "gloo"
-    assert BACKENDS["npu"] == "hccl"
-    assert [place.device for place in places("cpu", 3)] == ["cpu"] * 3
+    assert [place.device for place in placements("cpu", 3)] == ["cpu"] * 3
 
 
 @pytest.mark.parametrize("given", ["1", "1,2"])
@@ -153,9 +169,9 @@ def test_ranks_take_no_more_threads_than_they_may(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert [place.threads for place in places("cpu", 2)] == [4, 4]
+    assert [place.threads for place in placements("cpu", 2)] == [4, 4]
     monkeypatch.setenv("OMP_NUM_THREADS", given)
-    assert [place.threads for place in places("cpu", 2)] == [1, 1]
+    assert [place.threads for place in placements("cpu", 2)] == [1, 1]
 
 
 def test_no_rank_outlives_its_parent(tmp_path: Path) -> None:
@@ -166,7 +182,7 @@ def test_no_rank_outlives_its_parent(tmp_path: Path) -> None:
         "from lopa.distributed.parallel_llm import ParallelLLM\n"
         f"llm = ParallelLLM({str(cases.DREAM)!r}, branch_parallel=2, device='cpu')\n"
         "os.kill(llm.supervisor.pids[1], signal.SIGSTOP)\n"
-        "print(*llm.supervisor.pids, llm.supervisor._nursery.process.pid, flush=True)\n"
+        "print(*llm.supervisor.pids, llm.supervisor._fork_server.process.pid, flush=True)\n"
         "time.sleep(60)\n"
     )
     shared = shared_memory()

@@ -38,7 +38,7 @@ def make_eager(llm: LLM) -> Eager:
     """Let the model run on an eager step; returns it."""
     runner = llm.runner
     assert isinstance(runner, PagedRunner)
-    tokens = runner.room
+    tokens = runner.capacity
     llm.runner = PagedRunner(llm.model, tokens, reuse=runner.reuse, step=Eager)
     step = llm.runner.step
     assert isinstance(step, Eager)

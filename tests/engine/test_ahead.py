@@ -8,8 +8,7 @@ import pytest
 from ahead import Eager, make_eager
 
 from lopa import LLM, DecodeConfig, Output
-from lopa.engine.scheduler import Engine
-from lopa.engine.session import Session
+from lopa.engine.scheduler import Scheduler
 
 SETTINGS = [
     DecodeConfig(decoder="lopa", branches=3, block_size=8, max_new_tokens=24),
@@ -54,13 +53,13 @@ def test_one_alone(plain: LLM, eager: tuple[LLM, Eager], number: int) -> None:
     output = llm.generate(PROMPTS[number], config_of(number))
     assert same(output, plain.generate(PROMPTS[number], config_of(number)))
     assert step.forwards == output.rounds  # nothing in vain
-    assert step.begun == step.finished == output.rounds - 1
+    assert step.begun == step.finished == output.rounds
     assert output.seconds == pytest.approx(sum(r.seconds for r in output.trace.rounds))
 
 
 def test_many_at_once_and_no_place_is_empty(plain: LLM, eager: tuple[LLM, Eager]) -> None:
     llm, step = eager
-    engine = Engine(llm.runner, max_running=2)
+    engine = Scheduler(llm.runner, max_running=2)
     waiting = [llm.session(p, config_of(i)) for i, p in enumerate(PROMPTS)]
     for session in waiting:
         engine.add(session)
@@ -70,7 +69,7 @@ def test_many_at_once_and_no_place_is_empty(plain: LLM, eager: tuple[LLM, Eager]
     assert all(same(s.output, plain.generate(PROMPTS[i], config_of(i)))
                for i, s in enumerate(waiting))  # fmt: skip
     assert step.forwards == len(together)
-    assert step.finished == len(together) - 1
+    assert step.finished == len(together)
     # The line moves up as soon as one has finished: only the very last rounds have one row alone.
     last = max(i for i, count in enumerate(together) if count == 2)
     assert set(together[: last + 1]) == {2}
@@ -80,28 +79,28 @@ def test_run_keeps_its_places_filled(eager: tuple[LLM, Eager]) -> None:
     llm, step = eager
     rounds = [llm.generate(prompt, SETTINGS[0]).rounds for prompt in PROMPTS[:4]]
     step.forwards = 0
-    done = list(llm.generate_together(PROMPTS[:4], SETTINGS[0], max_running=1))
+    done = list(llm.generate_as_completed(PROMPTS[:4], SETTINGS[0], max_running=1))
     assert len(done) == 4
     assert step.forwards == sum(rounds)
 
 
-def test_sessions_that_step_in_turn_lose_work_and_nothing_else(
-    plain: LLM, eager: tuple[LLM, Eager]
-) -> None:
+def test_streams_in_turn_lose_work_and_nothing_else(plain: LLM, eager: tuple[LLM, Eager]) -> None:
     llm, step = eager
-    sessions = [llm.session(PROMPTS[i], config_of(i)) for i in range(3)]
-    while any(session.output is None for session in sessions):
-        for session in sessions:
-            session.step(ahead=True)
-    for i, session in enumerate(sessions):
-        assert same(session.output, plain.generate(PROMPTS[i], config_of(i)))
+    streams = [llm.stream(PROMPTS[i], config_of(i)) for i in range(3)]
+    outputs: list[Output | None] = [None] * 3
+    while None in outputs:
+        for i, stream in enumerate(streams):
+            event = next(stream, None)
+            outputs[i] = outputs[i] if event is None else event.output
+    for i, output in enumerate(outputs):
+        assert same(output, plain.generate(PROMPTS[i], config_of(i)))
     assert step.finished < step.begun
 
 
 @pytest.mark.parametrize("leaves", [0, 1])
 def test_one_that_is_dropped_meanwhile(plain: LLM, eager: tuple[LLM, Eager], leaves: int) -> None:
     llm, _ = eager
-    engine = Engine(llm.runner)
+    engine = Scheduler(llm.runner)
     sessions = [llm.session(PROMPTS[i], config_of(i)) for i in range(2)]
     for session in sessions:
         engine.add(session)
@@ -117,13 +116,6 @@ def test_one_that_is_dropped_meanwhile(plain: LLM, eager: tuple[LLM, Eager], lea
     assert sessions[leaves].output is None
 
 
-def ended(llm: LLM, config: DecodeConfig, limit: int | None) -> Session:
-    session = llm.session(PROMPTS[0], config, limit=limit)
-    while session.step(ahead=True) is not None:
-        pass
-    return session
-
-
 @pytest.mark.parametrize("limit", [None, 5, 13])
 def test_no_round_is_begun_behind_the_end(
     plain: LLM, eager: tuple[LLM, Eager], limit: int | None
@@ -131,9 +123,8 @@ def test_no_round_is_begun_behind_the_end(
     llm, step = eager
     whole = plain.generate(PROMPTS[0], SETTINGS[0]).text
     stop = whole[len(whole) // 2] if limit is None else ()
-    config = DecodeConfig(**{**SETTINGS[0].settings(), "stop": tuple(stop)})
-    output = ended(llm, config, limit).output
-    assert output is not None
+    config = SETTINGS[0].changed(stop=tuple(stop), max_new_tokens=limit or 24)
+    output = llm.generate(PROMPTS[0], config)
     assert output.finish == ("stop" if limit is None else "length")
-    assert same(output, ended(plain, config, limit).output)
+    assert same(output, plain.generate(PROMPTS[0], config))
     assert step.forwards == output.rounds

@@ -14,7 +14,7 @@ from lopa import LLM, DecodeConfig
 from lopa import trace as traces
 from lopa.config import AUTO_BRANCHES
 from lopa.decoding.branch_budget import RoundCost
-from lopa.engine import cost_measurement as calibration
+from lopa.engine import cost_measurement
 from lopa.engine.session import Session
 from lopa.tasks import generate
 
@@ -31,8 +31,8 @@ def test_measured_once_and_recorded(llm: LLM) -> None:
     cost = llm.round_cost
     assert cost is llm.round_cost
     tokens = [t for t, _ in cost.points]
-    assert 3 <= len(tokens) <= len(calibration.ROUND_SIZES)
-    sizes = [window * (branches + 1) for window, branches in calibration.ROUND_SIZES]
+    assert 3 <= len(tokens) <= len(cost_measurement.ROUND_SIZES)
+    sizes = [window * (branches + 1) for window, branches in cost_measurement.ROUND_SIZES]
     assert tokens == sizes[: len(tokens)]
     seconds = [s for _, s in cost.points]
     assert seconds == sorted(seconds)
@@ -41,18 +41,18 @@ def test_measured_once_and_recorded(llm: LLM) -> None:
 
 
 def test_a_slow_device_measures_less(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "SECONDS", 0.0)
-    assert len(calibration.measure(llm.runner, llm.config, llm.decode_config).points) == 3
+    monkeypatch.setattr(cost_measurement, "SECONDS", 0.0)
+    assert len(cost_measurement.measure(llm.runner, llm.config, llm.decode_config).points) == 3
 
 
 def test_a_device_that_works_alone_is_timed_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "ENOUGH", 0.0)
+    monkeypatch.setattr(cost_measurement, "ENOUGH", 0.0)
     llm = LLM("dummy:dream-tiny", device="cpu")
     step = make_eager(llm)
-    points = calibration.measure(llm.runner, llm.config, llm.decode_config).points
+    points = cost_measurement.measure(llm.runner, llm.config, llm.decode_config).points
     assert [t for t, _ in points] == [32, 64, 128, 256, 512, 1024][: len(points)]
     # Of every turn one round was begun in the round before it, and was of use.
-    assert step.finished >= (2 + calibration.LEAST_TURNS) * len(points)
+    assert step.finished >= (2 + cost_measurement.LEAST_TURNS) * len(points)
 
 
 def test_a_host_that_is_kept_does_not_make_the_device_seem_fast(
@@ -63,7 +63,7 @@ def test_a_host_that_is_kept_does_not_make_the_device_seem_fast(
     llm = LLM("dummy:dream-tiny", device="cpu")
     step = make_eager(llm)
     ready = 0.0
-    begin, finish, take = step.begin, step.finish, Session.take
+    begin, finish, record = step.begin, step.finish, Session.record
     delays = itertools.cycle((late, 0.0, 0.0))
 
     def begin_slowly(*args: Any) -> None:
@@ -75,17 +75,17 @@ def test_a_host_that_is_kept_does_not_make_the_device_seem_fast(
         time.sleep(max(0.0, ready - time.perf_counter()))
         return finish()
 
-    def take_late(session: Session, seconds: float) -> Any:
+    def record_late(session: Session, seconds: float) -> Any:
         time.sleep(next(delays))
-        return take(session, seconds)
+        return record(session, seconds)
 
     monkeypatch.setattr(step, "begin", begin_slowly)
     monkeypatch.setattr(step, "finish", wait_and_finish)
-    monkeypatch.setattr(Session, "take", take_late)
-    timed = calibration._Timed(llm.runner, llm.config, llm.decode_config, 64, 0)
+    monkeypatch.setattr(Session, "record", record_late)
+    timed = cost_measurement._Timed(llm.runner, llm.config, llm.decode_config, 64, 0)
     for _ in range(12):
         timed.turn()
-    timed.session.close()
+    timed.engine.close()
     assert len(timed.seconds) == 12
     assert min(timed.seconds) >= least
 
@@ -105,7 +105,7 @@ def test_the_same_cost_gives_the_same_answer(tmp_path: Path) -> None:
     prompts = [generate("words", seed, "eval").prompt for seed in (3,)]
     config = DecodeConfig(branches="auto", max_new_tokens=32)
     alone = [llm.generate(prompt, config) for prompt in prompts]
-    together = dict(llm.generate_together(prompts, config))
+    together = dict(llm.generate_as_completed(prompts, config))
     for index, output in enumerate(alone):
         assert output.token_ids == together[index].token_ids
         tried = [len(r.branches) - 1 for r in output.trace.rounds]

@@ -23,9 +23,8 @@ SHORT = DecodeConfig(max_new_tokens=32, block_size=8)
 @pytest.mark.parametrize("decoder", ["vanilla", "fast-dllm", "d2f", "lopa"])
 def test_counts(llm: LLM, decoder: Any) -> None:
     output = llm.generate("Hello", DecodeConfig(decoder=decoder, max_new_tokens=32))
-    assert output.tpf == output.tokens / output.rounds
-    assert output.tpf_paper == output.tokens_paper / (output.rounds + 1)
     assert len(output.token_ids) == output.tokens
+    assert output.rounds == len(output.trace.rounds)
     assert 0 < output.first_round_seconds <= output.seconds
     summary = output.summary()
     names = "text token_ids rounds tpf tpf_paper tokens seconds tokens_per_second decoder settings"
@@ -46,7 +45,6 @@ def test_kinds_of_prompts(llm: LLM) -> None:
     ("prompt", "named"),
     [
         ("", "empty"),
-        ([], "empty"),
         ([10**6], "outside the vocabulary"),
         ([1, 258], "contains the mask token"),
         ("x" * 5000, "context holds 4096"),
@@ -167,15 +165,11 @@ def test_bad_arguments(llm: LLM) -> None:
     with pytest.raises(LopaError, match="give 1 to"):
         llm.forward([])
     with pytest.raises(LopaError, match="max_running must be at least 1"):
-        next(llm.generate_together(["x"], SHORT, max_running=0))
-    with pytest.raises(LopaError, match="both mask and end of text"):
+        next(llm.generate_as_completed(["x"], SHORT, max_running=0))
+    with pytest.raises(LopaError, match="both mask and EOS"):
         LLM("dummy:dream-tiny", device="cpu", eos_token_id=258)
     with pytest.raises(LopaError, match="must be a whole number"):
         LLM("dummy:dream-tiny", device="cpu", eos_token_id="x")  # type: ignore[arg-type]
-    session = llm.session("Hello", SHORT)
-    session.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        session.step()
 
 
 def test_seeds(llm: LLM) -> None:
@@ -198,23 +192,15 @@ def test_importing_is_light() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 5, 8, 30, 32])
-def test_a_limit_cuts_an_answer_and_its_rounds_short(llm: LLM, limit: int) -> None:
+def test_any_number_of_new_tokens_cuts_answer_and_rounds(llm: LLM, limit: int) -> None:
     config = DecodeConfig(max_new_tokens=32, block_size=8, branches=2, score="mean")  # does not end
-    full = llm.generate("Hello", config)
-    session = llm.session("Hello", config, limit=limit)
-    texts = []
-    while (event := session.step()) is not None:
-        texts.append(event.text)
-    output = session.output
+    full = llm.generate("Hello", config, max_new_tokens=-(-limit // 8) * 8)  # whole blocks
+    events = list(llm.stream("Hello", config, max_new_tokens=limit))
+    output = events[-1].output
     assert output is not None
     assert output.token_ids == full.token_ids[:limit]
     assert (output.tokens, output.finish) == (limit, "length")
-    assert "".join(texts) == output.text
-    assert output.rounds < full.rounds if limit <= 8 else output.rounds <= full.rounds
-
-
-def test_a_limit_must_fit(llm: LLM) -> None:
-    for options, limit in (({}, 33), ({}, 0), ({"early_stop": False}, 8)):
-        config = DecodeConfig(max_new_tokens=32, block_size=8, **options)  # type: ignore[arg-type]
-        with pytest.raises(LopaError, match="limit must be between 1 and 32"):
-            llm.session("Hello", config, limit=limit)
+    assert "".join(event.text for event in events) == output.text
+    assert output.rounds <= full.rounds
+    longest = llm.generate("Hello", config)
+    assert output.rounds < longest.rounds if limit <= 8 else output.rounds <= longest.rounds

@@ -9,7 +9,7 @@ from ahead import make_eager
 
 import goldens
 from lopa import LLM, DecodeConfig
-from lopa.engine.scheduler import Engine
+from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
 
 pytestmark = pytest.mark.engine
@@ -36,7 +36,7 @@ def test_many_requests(requests: int) -> None:
         for _ in range(30)
     ]
     expected = [llm.generate(prompt, config).token_ids for prompt, config in kinds]
-    engine = Engine(runner, max_running=24, token_budget=1500)
+    engine = Scheduler(runner, max_running=24, token_budget=1500)
     to_come = requests
     kind_of: dict[int, int] = {}
     alive: list[Session] = []

@@ -65,12 +65,11 @@ def test_a_lap_is_of_the_round_that_it_is_counted_for() -> None:
     llm = LLM("dummy:dream-tiny", device="cpu")
     llm.runner = PagedRunner(llm.model, 1024, step=Clocked)
     rounds = Watched(llm, branches=0, window=32, prefix=8)
-    # Of 32 rounds, the first has the prompt, and behind the last none is begun. The first of all
-    # that are begun follows on none.
+    # Of 32 rounds, the first has the prompt, and behind the last none is launched.
     rounds.time(6)
-    assert len(rounds._whole) == 29
-    rounds.time(30)  # two answers
-    assert len(rounds._whole) == 29 + 29 + 30
+    assert len(rounds._whole) == 30
+    rounds.time(31)  # two answers
+    assert len(rounds._whole) == 30 + 30 + 30
     found = rounds.result(Ceilings(1e9, 1e9))
     assert found.host_ms == pytest.approx(found.forward_ms / 300)
     assert llm.runner.step.clock is None

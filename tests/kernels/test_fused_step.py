@@ -12,7 +12,7 @@ import torch
 
 import goldens
 from lopa import LLM, DecodeConfig
-from lopa.engine.scheduler import Engine
+from lopa.engine.scheduler import Scheduler
 from lopa.kernels.quantize import quantize
 from lopa.runner import graph_inputs as layout
 from lopa.runner.backend_triton import FusedStep
@@ -74,7 +74,7 @@ def compare(
     plain = llm.generate(prompts, config)
     fused = PagedRunner(llm.model, 2048, step=step, **runner)
     llm.runner = fused
-    engine = Engine(fused)
+    engine = Scheduler(fused)
     sessions = [llm.session(prompt, config) for prompt in prompts]
     assert len(list(engine.run(iter(sessions)))) == len(prompts)
     for session, expected in zip(sessions, plain, strict=True):
@@ -188,16 +188,17 @@ def test_what_is_staged_can_be_installed_elsewhere() -> None:
     slot = theirs.open(config, session.capacity)
     assert slot is not None
     commits = cached = 0
+    own = ours.open(config, session.capacity)
+    assert own is not None
     while (plan := session.plan()) is not None:
-        session.open()
-        (stats,) = ours.forward([(session.slot, plan)])
+        (stats,) = ours.forward([(own, plan)])
         assert stats is not None
         winner = session.choose(stats)
         if plan.commit:
             commits, cached = commits + 1, plan.start + plan.commit
-            theirs.install(slot, plan, winner, ours.staged(session.slot, winner))
-        ours.commit([(session.slot, winner)])
-        session.take(0.0)
+            theirs.install(slot, plan, winner, ours.staged(own, winner))
+        ours.commit([(own, winner)])
+        session.record(0.0)
     assert commits > 1
     ours.step.settle()
     for mine, installed in (

@@ -11,7 +11,7 @@ import torch
 
 import goldens
 from lopa import LLM, DecodeConfig
-from lopa.engine.scheduler import Engine
+from lopa.engine.scheduler import Scheduler
 from lopa.errors import CapacityError, ConfigError, LopaError
 from lopa.runner.backend_torch import Step
 from lopa.runner.kv_cache import PAGE, Pages
@@ -74,7 +74,7 @@ def test_a_long_prompt_goes_layer_by_layer(name: str) -> None:
     config = cut.decode_config(max_new_tokens=32)
     prompt = numbers(1, 200)
     expected = whole.generate(prompt, config)
-    engine = Engine(cut.runner, token_budget=400)
+    engine = Scheduler(cut.runner, token_budget=400)
     short, long = cut.session(numbers(2, 3), config), cut.session(prompt, config)
     engine.add(short)
     engine.step()
@@ -141,7 +141,7 @@ def test_full_attention_reuses_only_when_asked_to() -> None:
 def test_running_out_of_pages_is_waiting() -> None:
     llm = load("dream_0", cache_tokens=4 * PAGE)
     config = DecodeConfig(block_size=8, max_new_tokens=40)
-    engine = Engine(llm.runner)
+    engine = Scheduler(llm.runner)
     sessions = [llm.session(numbers(seed, 40), config) for seed in range(5)]  # two pages each
     for session in sessions:
         engine.add(session)
@@ -153,10 +153,10 @@ def test_running_out_of_pages_is_waiting() -> None:
         assert session.output is not None
         alone = roomy.generate(session.trace.prompt_ids, config)
         assert session.output.token_ids == alone.token_ids
-    with pytest.raises(CapacityError, match=r"needs room for 280 tokens.* holds 256"):
+    with pytest.raises(CapacityError, match=r"needs capacity for 280 tokens.* holds 256"):
         engine.add(llm.session(numbers(0, 240), config))
-    held = llm.session(numbers(0, 120), config)
-    held.step()
+    held = llm.stream(numbers(0, 120), config)
+    next(held)
     with pytest.raises(CapacityError, match="other requests hold it"):
         llm.generate(numbers(1, 120), config)
     held.close()
@@ -172,17 +172,18 @@ def test_what_is_staged_can_be_installed_elsewhere() -> None:
     capacity = session.capacity
     theirs = other.runner.open(config, capacity)
     assert theirs is not None
+    slot = llm.runner.open(config, capacity)
+    assert slot is not None
     while (plan := session.plan()) is not None:
-        session.open()
-        (stats,) = llm.runner.forward([(session.slot, plan)])
+        (stats,) = llm.runner.forward([(slot, plan)])
         assert stats is not None
         winner = session.choose(stats)
         if plan.commit:
-            buffer = llm.runner.staged(session.slot, winner).clone()
+            buffer = llm.runner.staged(slot, winner).clone()
             other.runner.install(theirs, plan, winner, buffer)
-        llm.runner.commit([(session.slot, winner)])
+        llm.runner.commit([(slot, winner)])
         assert torch.equal(llm.runner.step.carry[0], other.runner.step.carry[0])
-        session.take(0.0)
+        session.record(0.0)
         if session.output is None:
             for mine, installed in (
                 (llm.runner.pages.keys, other.runner.pages.keys),

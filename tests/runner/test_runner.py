@@ -11,14 +11,16 @@ import torch
 import goldens
 from lopa import LLM, DecodeConfig
 from lopa.decoding.decoder import Decoder
+from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
 from lopa.models.transformer import Transformer
+from lopa.runner.base import SyncRunner
 from lopa.runner.reference import raw_logits
 from lopa.runner.statistics import statistics
 from lopa.types import Plan, Stats
 
 
-class Uncached:
+class Uncached(SyncRunner):
     """A runner without a cache: every row from its first token on, one after another."""
 
     def __init__(self, model: Transformer, prompt: list[int]) -> None:
@@ -39,8 +41,9 @@ class Uncached:
 
     def close(self, slot: int) -> None: ...
 
-    def begin(self, plans: Sequence[tuple[int, Plan]]) -> bool:
-        return False
+    @property
+    def kv_pages(self) -> None:
+        return None
 
     def forward(self, plans: Sequence[tuple[int, Plan]]) -> list[Stats]:
         ((_, plan),) = plans
@@ -86,8 +89,8 @@ def decode_uncached(llm: LLM, prompt: list[int], config: DecodeConfig) -> Sessio
         shift=llm.config.shift,
         aligned=llm.config.trained_block is not None,
     )
-    session = Session(Uncached(llm.model, prompt), None, decoder, prompt)
-    while session.step() is not None:
+    session = Session(decoder, None)
+    for _ in Scheduler(Uncached(llm.model, prompt)).stream(session):
         pass
     return session
 
@@ -160,7 +163,7 @@ def test_together_equals_alone(size: int, attention: str) -> None:
     )
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 190, rng.integers(1, 30)).tolist() for _ in range(12)]
-    found = dict(llm.generate_together(prompts, config, max_running=size))
+    found = dict(llm.generate_as_completed(prompts, config, max_running=size))
     for index, prompt in enumerate(prompts):
         alone = llm.generate(prompt, config)
         assert found[index].token_ids == alone.token_ids

@@ -8,14 +8,14 @@ from typing import Any
 
 from fragile import DEADLY, FAULTY
 
-from lopa.engine.scheduler import Engine
+from lopa.engine.scheduler import Scheduler
 from lopa.errors import LopaError
 from lopa.serving.engine_process import worker
 
-step = Engine.step
+step = Scheduler.step
 
 
-def fragile_step(self: Engine) -> Any:
+def fragile_step(self: Scheduler) -> Any:
     events = step(self)
     for session, event in events:
         if event.round.index == 3 and DEADLY in session.trace.prompt_ids:
@@ -25,5 +25,5 @@ def fragile_step(self: Engine) -> Any:
     return events
 
 
-Engine.step = fragile_step  # type: ignore[method-assign]
+Scheduler.step = fragile_step  # type: ignore[method-assign]
 os._exit(worker.main(int(sys.argv[1])))

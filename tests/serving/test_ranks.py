@@ -104,7 +104,7 @@ def test_pages_are_told_while_they_are_held_and_after(two: Server) -> None:
 def test_what_no_cache_can_hold_is_refused(two: Server, stream: bool) -> None:
     refused = two.complete(max_tokens=600, block_size=8, stream=stream)
     assert refused.status_code == 400
-    assert "the whole cache holds 512" in refused.json()["error"]["message"]
+    assert "the whole KV cache holds 512" in refused.json()["error"]["message"]
 
 
 def test_an_idle_rank_that_dies_is_replaced(two: Server, cases: Any) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lopa.config import DecodeConfig
-from lopa.engine.llm import LLM, Prompt
+from lopa.engine.llm import BaseLLM
+from lopa.engine.prompts import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class DecodeSpeed:
 
 
 def measure_decoding(
-    llm: LLM,
+    llm: BaseLLM,
     prompts: Sequence[Prompt],
     config: DecodeConfig,
     progress: Callable[[int, int], None] | None = None,
@@ -83,14 +84,13 @@ class Throughput:
 
 
 def measure_together(
-    llm: LLM, prompts: Sequence[Prompt], config: DecodeConfig, together: int, alone: DecodeSpeed
+    llm: BaseLLM, prompts: Sequence[Prompt], config: DecodeConfig, together: int, alone: DecodeSpeed
 ) -> Throughput:
     """The prompts by the engine, `together` at once, after a run that is not counted."""
     for _ in range(2):
         began = time.perf_counter()
-        outputs = [
-            output for _, output in llm.generate_together(prompts, config, max_running=together)
-        ]
+        done = llm.generate_as_completed(prompts, config, max_running=together)
+        outputs = [output for _, output in done]
         seconds = time.perf_counter() - began
     tokens = sum(o.tokens for o in outputs)
     return Throughput(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from lopa.bench.ceilings import synchronize
 from lopa.config import DecodeConfig
 from lopa.distributed.rank_llm import RankLLM
-from lopa.engine.llm import Prompt
+from lopa.engine.prompts import Prompt
 from lopa.errors import ConfigError
 
 
@@ -63,12 +64,12 @@ def measure_ranks(
     lines: list[tuple[float, ...]] = []
     sent, moved, commits = 0, 0, 0
     for prompt in prompts:
-        session = llm.session(prompt, config)
-        try:
+        with closing(llm.engine(max_running=1)) as engine:
+            events = engine.stream(llm.session(prompt, config))
             while len(lines) < rounds:
                 synchronize(llm.device)
                 began = time.perf_counter()
-                event = session.step()
+                event = next(events, None)
                 synchronize(llm.device)
                 whole = time.perf_counter() - began
                 if event is None:
@@ -80,8 +81,6 @@ def measure_ranks(
                     sent = max(sent, spent.statistics_bytes)
                     moved += spent.commit_bytes
                     commits += spent.commits
-        finally:
-            session.close()
     if not lines:
         raise ConfigError(
             f"no round had all {config.branches} branches: ask for fewer, or more new tokens"
@@ -91,8 +90,8 @@ def measure_ranks(
     everyone = mesh.gather(torch.from_numpy(mean.view(np.uint8))).numpy().view(np.float64)
     ranks = [RankTime(*row.tolist()) for row in everyone]
     return ParallelTime(
-        branch_parallel=mesh.branches,
-        tensor_parallel=mesh.tensors,
+        branch_parallel=mesh.branch_parallel,
+        tensor_parallel=mesh.tensor_parallel,
         rounds=len(lines),
         median_round_ms=1e3 * float(np.median(times[:, 0])),
         statistics_bytes=sent,

@@ -5,16 +5,20 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 from lopa.bench.ceilings import Ceilings
+from lopa.distributed.rank_llm import RankLLM
 from lopa.engine.cost_measurement import steady_session
 from lopa.engine.llm import LLM
+from lopa.engine.scheduler import Scheduler
 from lopa.errors import ConfigError
-from lopa.runner.base import Runner
+from lopa.runner.base import Deferred, Plans, Runner
 from lopa.runner.device_timer import Clock, Lap
 from lopa.runner.paged import PagedRunner
-from lopa.types import Plan, Round, Stats
+from lopa.types import Round, Stats
 
 BLOCK = 32  # of the rounds that are timed
 
@@ -39,25 +43,29 @@ class RoundTime:
 class _Timed:
     """A runner that keeps the time of its forwards."""
 
+    is_async = False
+
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self.seconds: list[float] = []
-        self.check, self.open, self.close = runner.check, runner.open, runner.close
-        self.reused, self.cost, self.commit = runner.reused, runner.cost, runner.commit
-        self.begin = runner.begin
 
-    def forward(self, plans: Sequence[tuple[int, Plan]]) -> Sequence[Stats | None]:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runner, name)
+
+    def launch(self, plans: Plans) -> Any:
+        return Deferred(self, plans)
+
+    def forward(self, plans: Plans) -> Sequence[Stats | None]:
         began = time.perf_counter()
         found = self.runner.forward(plans)
-        seconds = time.perf_counter() - began
-        self.seconds.append(seconds)
+        self.seconds.append(time.perf_counter() - began)
         return found
 
 
 class SteadyRounds:
     """Rounds of `branches` + 1 rows of `window` tokens behind a cached prefix."""
 
-    def __init__(self, llm: LLM, *, branches: int, window: int, prefix: int) -> None:
+    def __init__(self, llm: LLM | RankLLM, *, branches: int, window: int, prefix: int) -> None:
         if window % BLOCK or window < BLOCK:
             raise ConfigError(f"window {window} is not a multiple of the block of {BLOCK}")
         self.llm, self.branches, self.window, self.prefix = llm, branches, window, prefix
@@ -121,19 +129,17 @@ class SteadyRounds:
         self._laps.append(lap)
         self._masks.append(sum(branch.masks for branch in found.branches))
 
-    def _session(self, runner: Runner) -> Iterator[tuple[Round, float]]:
+    def _session(self, runner: Any) -> Iterator[tuple[Round, float]]:
         """The rounds of an answer behind its prompt, each with its seconds."""
         llm, shape = self.llm, (self.branches, self.window, self.prefix)
-        session = steady_session(runner, llm.config, llm.decode_config, *shape, block_size=BLOCK)
+        session = steady_session(llm.config, llm.decode_config, *shape, block_size=BLOCK)
         ended = time.perf_counter()
-        try:
-            while (event := session.step(ahead=True)) is not None:
+        with closing(Scheduler(runner, max_running=1)) as engine:
+            for event in engine.stream(session):
                 # From one step's end to the next: a round, whatever of it goes on meanwhile.
                 began, ended = ended, time.perf_counter()
                 if event.round.start >= self.prefix:
                     yield event.round, ended - began
-        finally:
-            session.close()
 
     def result(self, ceilings: Ceilings) -> RoundTime:
         """Medians of all that were timed."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from lopa.distributed.row_assignment import split
+from lopa.distributed.row_assignment import assign_rows
 from lopa.distributed.stats_codec import Packing
 from lopa.distributed.tensor_parallel import degrees
 from lopa.errors import ConfigError
@@ -129,7 +129,7 @@ class Scaling:
         shape = (k + 1, self.window)
         ends = np.full(k + 1, self.window)
         plan = Plan(1, 0, 0, 0, np.zeros(shape, np.int64), ends, np.ones(shape, np.bool_), None)
-        return Packing([plan], split([(0, plan)], branches), branches, tensors, False).size()
+        return Packing([plan], assign_rows([(0, plan)], branches), branches, tensors, False).size()
 
 
 def _between(x: float, at: Sequence[float], values: Sequence[float]) -> float:

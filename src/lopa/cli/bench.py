@@ -34,7 +34,7 @@ from lopa.errors import ConfigError
 from lopa.version import VERSION
 
 if TYPE_CHECKING:
-    from lopa.engine.llm import LLM
+    from lopa.engine.llm import BaseLLM
     from lopa.tasks.problem import Problem
 
 bench = typer.Typer(no_args_is_help=True, help="Measure speed, on the spot.")
@@ -69,8 +69,11 @@ def bench_round(
     from lopa.bench.ceilings import measure
     from lopa.bench.gc_frozen import frozen
     from lopa.bench.rounds import SteadyRounds
+    from lopa.distributed.rank_llm import RankLLM
+    from lopa.engine.llm import LLM
     from lopa.kernels.quantize import KINDS
 
+    assert isinstance(llm, LLM | RankLLM)  # `be_ranks` has seen to it
     ceilings = measure(llm.device, llm.dtype, KINDS[llm.quantize] if llm.quantize else None)
     console = notes()
     shapes = [
@@ -197,13 +200,13 @@ def _print_figures(found: dict[str, Any]) -> None:
     print_table(("", ""), [(n.replace("_", " "), v) for n, v in shown.items()])
 
 
-def prompts_of(llm: LLM, asked: Sequence[Problem]) -> list[Any]:
+def prompts_of(llm: BaseLLM, asked: Sequence[Problem]) -> list[Any]:
     if llm.tokenizer is None:  # any tokens do for timing
         return [list(range(1, 1 + min(64, llm.config.vocab_size // 2))) for _ in asked]
     return [problem.prompt for problem in asked]
 
 
-def host(llm: LLM) -> dict[str, Any]:
+def host(llm: BaseLLM) -> dict[str, Any]:
     """What a figure must be read with."""
     import torch
 
@@ -219,7 +222,7 @@ def host(llm: LLM) -> dict[str, Any]:
     }
 
 
-def host_line(llm: LLM) -> str:
+def host_line(llm: BaseLLM) -> str:
     return ", ".join(f"{name} {value}" for name, value in host(llm).items())
 
 

@@ -89,10 +89,10 @@ class Conversation:
         else:
             ids = encode(self.llm, line, chat=False)
         terminal = sys.stdout.isatty()
-        with closing(self.llm.session(ids, self.config)) as session:
-            while (event := session.step(ahead=True)) is not None:
+        with closing(self.llm.engine(max_running=1)) as engine:
+            for event in engine.stream(self.llm.session(ids, self.config)):
                 print(safe_for(terminal, event.text), end="", flush=True)
-        output = session.output
+        output = event.output
         assert output is not None
         print(answer_text(self.llm, output) if self.llm.tokenizer is None else "", flush=True)
         if self.remembers:

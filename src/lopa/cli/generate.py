@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,7 +33,8 @@ from lopa.cli.terminal import note, safe_for, statistics
 from lopa.distributed.launch import speaks
 
 if TYPE_CHECKING:
-    from lopa.engine.session import Output, Session
+    from lopa.engine.output import Event, Output
+    from lopa.engine.session import Session
 
 
 @with_decoding()
@@ -61,13 +63,13 @@ def generate(
     if trace is not None and speaks():
         check_writable(trace, "trace")
     devices = Devices(branch_parallel, tensor_parallel, rank_timeout)
-    with (
-        closing(load(model, adapter, device, dtype, quantize, devices)) as llm,
-        closing(llm.session(encode(llm, same_for_all(llm, text), chat), config)) as session,
-    ):
+    with load(model, adapter, device, dtype, quantize, devices) as llm:
+        session = llm.session(encode(llm, same_for_all(llm, text), chat), config)
         # A pipe gets the answer whole or not at all; a terminal sees it grow.
         live = sys.stdout.isatty() and not (watch or as_json or session.tokenizer is None)
-        output = _watched(session) if watch else _run(session, live)
+        with closing(llm.engine(max_running=1)) as engine:
+            events = engine.stream(session)
+            output = _watched(session, events) if watch else _run(events, live)
     if trace is not None and speaks():
         from lopa.trace import write
 
@@ -79,19 +81,19 @@ def generate(
     note(statistics(output))
 
 
-def _run(session: Session, live: bool) -> Output:
-    while (event := session.step(ahead=True)) is not None:
+def _run(events: Iterator[Event], live: bool) -> Output:
+    for event in events:
         if live:
             print(safe_for(True, event.text), end="", flush=True)
-    assert session.output is not None
-    return session.output
+    assert event.output is not None
+    return event.output
 
 
-def _watched(session: Session) -> Output:
+def _watched(session: Session, events: Iterator[Event]) -> Output:
     from lopa.cli.watch import Watch
 
     with Watch(session) as view:
-        while (event := session.step(ahead=True)) is not None:
+        for event in events:
             view.show(event)
     assert session.output is not None
     return session.output

@@ -7,7 +7,7 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from lopa.cli.options import default_model
 from lopa.cli.terminal import note, notes
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from lopa.engine.llm import LLM
-    from lopa.engine.session import Output
+    from lopa.engine.llm import LLM, BaseLLM
+    from lopa.engine.output import Output
 
 _PATIENCE = 1.0  # seconds of loading without a bar
 
@@ -39,6 +39,24 @@ class Devices:
         return (self.branch_parallel or 1) * (self.tensor_parallel or 1)
 
 
+@overload
+def load(
+    model: str | None,
+    adapter: str | None,
+    device: str | None,
+    dtype: str | None,
+    quantize: str | None = None,
+    devices: None = None,
+) -> LLM: ...
+@overload
+def load(
+    model: str | None,
+    adapter: str | None,
+    device: str | None,
+    dtype: str | None,
+    quantize: str | None,
+    devices: Devices | None,
+) -> BaseLLM: ...
 def load(
     model: str | None,
     adapter: str | None,
@@ -46,7 +64,7 @@ def load(
     dtype: str | None,
     quantize: str | None = None,
     devices: Devices | None = None,  # None: the command knows one process only
-) -> LLM:
+) -> BaseLLM:
     """The model asked for; what is None is left to the defaults of `LLM`."""
     name = model or default_model()
     if devices is None and launched() is not None:
@@ -70,7 +88,7 @@ def load(
         return LLM(name, progress=bar.show, **given)
 
 
-def _load_parallel(name: str, given: dict[str, Any], devices: Devices, bar: _Bar) -> LLM:
+def _load_parallel(name: str, given: dict[str, Any], devices: Devices, bar: _Bar) -> BaseLLM:
     launch = launched()
     timeout = devices.rank_timeout or RANK_TIMEOUT
     if launch is not None:
@@ -97,10 +115,10 @@ def _load_parallel(name: str, given: dict[str, Any], devices: Devices, bar: _Bar
     )
 
 
-def same_for_all(llm: LLM, text: str) -> str:
+def same_for_all(llm: BaseLLM, text: str) -> str:
     """What rank 0 read, on every rank."""
     mesh = getattr(llm, "mesh", None)
-    return text if mesh is None else str(mesh.told(text))
+    return text if mesh is None else str(mesh.broadcast_object(text))
 
 
 class _Bar:
@@ -156,7 +174,7 @@ def read_prompt(argument: str) -> str:
     return text
 
 
-def encode(llm: LLM, text: str, chat: bool) -> list[int]:
+def encode(llm: BaseLLM, text: str, chat: bool) -> list[int]:
     """Token ids of what a user typed; a model without a tokenizer takes the ids themselves."""
     if chat:
         return llm.encode([{"role": "user", "content": text}])
@@ -171,6 +189,6 @@ def encode(llm: LLM, text: str, chat: bool) -> list[int]:
     return llm.encode([int(word) for word in words])
 
 
-def answer_text(llm: LLM, output: Output) -> str:
+def answer_text(llm: BaseLLM, output: Output) -> str:
     """What is printed as the answer: its text, or its ids where the model has no tokenizer."""
     return output.text if llm.tokenizer is not None else " ".join(map(str, output.token_ids))

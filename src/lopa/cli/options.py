@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -169,12 +169,10 @@ def _parameter(name: str) -> inspect.Parameter:
     parser = None
     if get_origin(hint) in (Union, UnionType):
         kinds = [kind for kind in get_args(hint) if kind is not type(None)]
-        hint = kinds[0]
-        words = [word for kind in kinds[1:] for word in get_args(kind)]
+        hint = list[str] if Sequence[str] in kinds else kinds[0]  # a list: it may be repeated
+        words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
         if words:  # a number, or one of these
             hint, parser = str, functools.partial(_number_or_word, words)
-    if get_origin(hint) is tuple:
-        hint = list[str]  # an option that may be repeated
     flag = "--" + name.replace("_", "-")
     option = typer.Option(
         f"{flag}/--no-{flag[2:]}" if hint is bool else flag,

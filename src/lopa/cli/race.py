@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
     from lopa.cli.watch import Answer
     from lopa.engine.llm import LLM
-    from lopa.engine.session import Output, Session
+    from lopa.engine.output import Event, Output
+    from lopa.engine.session import Session
     from lopa.models.config import ModelConfig
 
 _DECODERS = get_args(DecoderName)
@@ -154,16 +155,18 @@ def run(llm: LLM, prompt_ids: list[int], configs: Sequence[DecodeConfig]) -> lis
     from rich.live import Live
 
     from lopa.cli.watch import Answer
+    from lopa.engine.scheduler import Scheduler
 
     for config in configs:  # what is paid once, at the first forward, is nobody's time
-        with closing(llm.session(prompt_ids, config)) as session:
-            session.step()
+        with closing(llm.engine(max_running=1)) as engine:
+            next(engine.stream(llm.session(prompt_ids, config)))
     console = notes()
     with ExitStack() as stack:
-        sessions = [
-            stack.enter_context(closing(llm.session(prompt_ids, config))) for config in configs
-        ]
-        lanes = [Lane(session, Answer.of(session)) for session in sessions]
+        lanes = []
+        for config in configs:
+            engine = stack.enter_context(closing(Scheduler(llm.runner, overlap=False)))
+            session = llm.session(prompt_ids, config)
+            lanes.append(Lane(session, engine.stream(session), Answer.of(session)))
         live = Live(Track(lanes), console=console, auto_refresh=False, transient=True)
         drawn = 0.0
         with live if console.is_terminal else nullcontext():
@@ -181,10 +184,11 @@ class Lane:
     """A contestant."""
 
     session: Session
+    events: Iterator[Event]
     answer: Answer
 
     def step(self) -> None:
-        if (event := self.session.step()) is not None:
+        if (event := next(self.events, None)) is not None:
             self.answer.update(event)
 
     @property

@@ -137,6 +137,7 @@ def study(
         if not speaks():
             return
     else:
+        from lopa.engine.llm import LLM
         from lopa.evaluation.sample import SampleFile
         from lopa.studies.study import Study
         from lopa.studies.worker_pool import Workers
@@ -149,6 +150,7 @@ def study(
             Workers(workers, {"model": model or default_model(), **given}) if workers > 1 else None
         )
         usual = config.settings()
+        assert isinstance(llm, LLM)
         todo = Study(llm, asked, usual, seed, file, batch_size, pool, progress, **costs)
         try:
             with bar:

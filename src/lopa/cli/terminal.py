@@ -13,7 +13,7 @@ from lopa.distributed.launch import speaks
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lopa.engine.session import Output
+    from lopa.engine.output import Output
 
 # Invisible, but part of how words (Persian) and emoji are written.
 _JOINERS = "\u200c\u200d"

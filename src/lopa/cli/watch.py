@@ -24,7 +24,8 @@ from rich.text import Text
 from lopa.cli.terminal import notes, visible
 
 if TYPE_CHECKING:
-    from lopa.engine.session import Event, Session
+    from lopa.engine.output import Event
+    from lopa.engine.session import Session
     from lopa.types import Branch, Fill, Lookahead, Round
 
 MASK = "▁"

@@ -1,4 +1,4 @@
-"""Branch parallelism: a runner that forwards its share of the rows and learns the rest.
+"""Branch parallelism: a runner that forwards its assignment of the rows and learns the rest.
 
 Every rank is handed the same plans, because every rank runs the same pure decoders: there is no
 master and nothing to scatter. A round is one all-gather of statistics, and under full attention one
@@ -20,10 +20,10 @@ from torch import Tensor
 
 from lopa.config import DecodeConfig
 from lopa.distributed.mesh import Mesh
-from lopa.distributed.row_assignment import Share, split
+from lopa.distributed.row_assignment import RowAssignment, assign_rows
 from lopa.distributed.stats_codec import Packing
 from lopa.errors import RankError
-from lopa.runner.base import StagingRunner
+from lopa.runner.base import StagingRunner, SyncRunner
 from lopa.types import Plan, Stats
 
 
@@ -42,8 +42,8 @@ class Spent:
     commits: int = 0  # broadcasts
 
 
-class BranchParallel:
-    """A `Runner` over a runner of this rank."""
+class BranchRunner(SyncRunner):
+    """A runner over a runner of this rank. A forward ends with an exchange between all ranks."""
 
     def __init__(
         self, local: StagingRunner, mesh: Mesh, weights: Sequence[float] | None = None
@@ -52,13 +52,17 @@ class BranchParallel:
         self.mesh = mesh
         self.weights = weights  # how fast each replica is; equal unless given
         self.spent = Spent()
-        # What a supervisor's commands need: how many this rank has, and how many all have.
-        self.heard: Callable[[], int] = int
-        self.agreed = 0
-        self.entered: Callable[[str], None] = _nobody  # told what this rank is at
+        # A supervisor's commands: how many this rank has received, and how many all have.
+        self.commands_received: Callable[[], int] = int
+        self.commands_agreed = 0
+        self.on_phase: Callable[[str], None] = lambda phase: None  # told what this rank is at
         self._configs: dict[int, DecodeConfig] = {}
-        self._plans: dict[int, tuple[Plan, Share]] = {}  # forwarded and not yet committed
+        self._plans: dict[int, tuple[Plan, RowAssignment]] = {}  # forwarded and not yet committed
         self._state = 0  # checksum of everything that the decoders were told
+
+    @property
+    def kv_pages(self) -> tuple[int, int] | None:
+        return self.local.kv_pages
 
     def check(self, capacity: int) -> None:
         self.local.check(capacity)
@@ -76,10 +80,7 @@ class BranchParallel:
         """Of the rank with most to do."""
         if len(plan.rows) == 1:
             return self.local.cost(plan)
-        return int(-(-len(plan.rows) // self.mesh.branches) * plan.rows.shape[1])
-
-    def begin(self, plans: Sequence[tuple[int, Plan]]) -> bool:
-        return False  # a forward ends with what all ranks say to each other
+        return int(-(-len(plan.rows) // self.mesh.branch_parallel) * plan.rows.shape[1])
 
     def close(self, slot: int) -> None:
         self._plans.pop(slot, None)
@@ -89,13 +90,15 @@ class BranchParallel:
     def forward(self, plans: Sequence[tuple[int, Plan]]) -> list[Stats | None]:
         began = time.perf_counter()
         mesh = self.mesh
-        self.entered("forward")
-        shares = split(plans, mesh.branches, self.weights)
-        self._plans = {s: (p, share) for (s, p), share in zip(plans, shares, strict=True)}
+        self.on_phase("forward")
+        assignments = assign_rows(plans, mesh.branch_parallel, self.weights)
+        self._plans = {
+            s: (p, assignment) for (s, p), assignment in zip(plans, assignments, strict=True)
+        }
         cut = [
-            (index, (slot, share.cut(plan, mesh.branch)))
-            for index, ((slot, plan), share) in enumerate(zip(plans, shares, strict=True))
-            if len(share.rows[mesh.branch])
+            (index, (slot, assignment.cut(plan, mesh.branch_rank)))
+            for index, ((slot, plan), assignment) in enumerate(zip(plans, assignments, strict=True))
+            if len(assignment.rows[mesh.branch_rank])
         ]
         found: list[Stats | None] = [None] * len(plans)
         if cut:
@@ -105,19 +108,21 @@ class BranchParallel:
         here = time.perf_counter()
         packing = Packing(
             [plan for _, plan in plans],
-            shares,
-            mesh.branches,
-            mesh.tensors,
+            assignments,
+            mesh.branch_parallel,
+            mesh.tensor_parallel,
             wide=any(self._configs[slot].decoder == "fast-dllm" for slot, _ in plans),
         )
-        self.entered("waiting")
+        self.on_phase("waiting")
         state = self._checksum(plans)
-        packed = packing.pack(mesh.branch, mesh.tensor, (state, self.heard(), here), found)
+        packed = packing.pack(
+            mesh.branch_rank, mesh.tensor_rank, (state, self.commands_received(), here), found
+        )
         gathered = mesh.gather(torch.from_numpy(packed)).numpy()
         heads = packing.heads(gathered)
         self._compare(heads["state"])
-        self.entered("host")
-        self.agreed = int(heads["heard"].min())
+        self.on_phase("host")
+        self.commands_agreed = int(heads["commands"].min())
         stats = packing.unpack(gathered)
         # What was gathered, clocks aside, is the same on every rank: it joins the state.
         self._state = zlib.crc32(gathered[:, heads.dtype.itemsize :].tobytes(), state)
@@ -140,18 +145,20 @@ class BranchParallel:
         own: list[tuple[int, int]] = []  # this rank commits a row of its own
         sent: dict[int, list[tuple[int, int]]] = {}  # by rank: (slot, row) that others lack
         for slot, winner in winners:
-            plan, share = self._plans.pop(slot)
-            rows = share.rows[self.mesh.branch]
+            plan, assignment = self._plans.pop(slot)
+            rows = assignment.rows[self.mesh.branch_rank]
             same = not plan.commit or plan.block_ids is not None  # any row will do
-            if share.holds(self.mesh.branch, winner):
+            if assignment.holds(self.mesh.branch_rank, winner):
                 own.append((slot, int(np.flatnonzero(rows == winner)[0])))
             elif same and len(rows):
                 own.append((slot, 0))
-            everywhere = all(share.holds(rank, winner) for rank in range(self.mesh.branches))
+            everywhere = all(
+                assignment.holds(rank, winner) for rank in range(self.mesh.branch_parallel)
+            )
             if not same and not everywhere:
-                sent.setdefault(int(share.owner[winner]), []).append((slot, winner))
-                self._plans[slot] = plan, share
-        self.entered("commit")
+                sent.setdefault(int(assignment.owner[winner]), []).append((slot, winner))
+                self._plans[slot] = plan, assignment
+        self.on_phase("commit")
         received: list[tuple[int, Plan, int, Tensor]] = []
         for rank in sorted(sent):
             received += self._broadcast(rank, sent[rank])
@@ -160,7 +167,7 @@ class BranchParallel:
         for slot, plan, winner, buffer in received:
             self.local.install(slot, plan, winner, buffer)
         self._plans = {}
-        self.entered("host")
+        self.on_phase("host")
         self.spent.ended = time.perf_counter()
         self.spent.commit = self.spent.ended - began
 
@@ -168,12 +175,12 @@ class BranchParallel:
         self, source: int, winners: Sequence[tuple[int, int]]
     ) -> list[tuple[int, Plan, int, Tensor]]:
         """One buffer with what these winners commit, and those of its parts to install here."""
-        here = self.mesh.branch
+        here = self.mesh.branch_rank
         plans = [self._plans[slot] for slot, _ in winners]
         if here == source:
             parts = [
-                self.local.staged(slot, int(np.flatnonzero(share.rows[here] == row)[0]))
-                for (slot, row), (_, share) in zip(winners, plans, strict=True)
+                self.local.staged(slot, int(np.flatnonzero(assignment.rows[here] == row)[0]))
+                for (slot, row), (_, assignment) in zip(winners, plans, strict=True)
             ]
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         else:
@@ -186,8 +193,8 @@ class BranchParallel:
         self.spent.commit_bytes += whole.numel() * whole.element_size()
         return [
             (slot, plan, row, part)
-            for (slot, row), (plan, share), part in zip(winners, plans, parts, strict=True)
-            if not share.holds(here, row)
+            for (slot, row), (plan, assignment), part in zip(winners, plans, parts, strict=True)
+            if not assignment.holds(here, row)
         ]
 
     def _checksum(self, plans: Sequence[tuple[int, Plan]]) -> int:
@@ -207,7 +214,3 @@ class BranchParallel:
         if 2 * count <= len(states):
             who = "the ranks compute different things"
         raise RankError(f"{who}: the states of their decoders differ")
-
-
-def _nobody(phase: str) -> None:
-    pass

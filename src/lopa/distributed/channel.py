@@ -1,6 +1,8 @@
 """Messages between a supervisor and its ranks: pickled, length first, over a pair of sockets.
 
-Both ends are processes of ours, joined by a socket pair that nobody else can reach.
+Both ends are processes of ours, joined by a socket pair that nobody else can reach. Unlike
+multiprocessing's Connection, reading never waits for the rest of a message: a rank that is stopped
+in the middle of one must not stop the supervisor.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class Channel:
                 return message
             self._read()
 
-    def waiting(self) -> list[tuple[Any, ...]]:
+    def received(self) -> list[tuple[Any, ...]]:
         """The messages that are there once the socket is readable; EOFError when it has ended."""
         self._read()
         return self._complete(every=True)

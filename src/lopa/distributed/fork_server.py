@@ -1,7 +1,10 @@
-"""The nursery: a process that has imported what a rank needs and forks one whenever it is asked.
+"""The fork server: a process that has imported what a rank needs and forks one when it is asked.
 
 Importing torch takes seconds, forking milliseconds: that is the pause a request sees when its group
 is rebuilt. It touches no device and starts no thread, so that its children may.
+
+multiprocessing has a fork server too, but its children import the program's main module: a script
+that uses `ParallelLLM` without `if __name__ == "__main__"` would then run again in every rank.
 """
 
 from __future__ import annotations
@@ -18,71 +21,67 @@ from typing import Any
 
 from lopa.distributed.channel import die_with
 
-_MOST = 1 << 20  # bytes of a rank's orders
+_MAX_ORDERS = 1 << 20  # bytes
 
 
-class Nursery:
-    """The supervisor's end of one; `cuts` says that its ranks hold parts of a model."""
+class ForkServer:
+    """The supervisor's end of one."""
 
-    def __init__(self, cuts: bool) -> None:
-        self._end, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, *, tensor_parallel: bool) -> None:
+        self._socket, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = dict(os.environ)
         # A package that is not installed but found through sys.path is found there as well.
         environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+        arguments = [str(there.fileno()), str(int(tensor_parallel))]
         with there:
             self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "lopa.distributed.fork_server",
-                    str(there.fileno()),
-                    str(int(cuts)),
-                ],
+                [sys.executable, "-m", "lopa.distributed.fork_server", *arguments],
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,
                 env=environment,
             )
 
-    def fork(self, orders: dict[str, Any], end: socket.socket) -> int:
-        """A rank with these orders, on that end of a channel; its process id."""
-        socket.send_fds(self._end, [pickle.dumps(orders)], [end.fileno()])
-        answer = self._end.recv(64)
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def fork(self, orders: Any, end: socket.socket) -> int:
+        """A rank with these orders (`RankOrders`), on that end of a channel; its process id."""
+        socket.send_fds(self._socket, [pickle.dumps(orders)], [end.fileno()])
+        answer = self._socket.recv(64)
         if not answer:
-            raise EOFError("the nursery is gone")
+            raise EOFError("the fork server is gone")
         return int(answer)
 
     def close(self) -> None:
-        self._end.close()
+        self._socket.close()
         self.process.kill()
         self.process.wait()
 
 
 def main() -> None:
-    parent = os.getppid()
-    die_with(parent)
+    die_with(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to end
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
     control = socket.socket(fileno=int(sys.argv[1]))
-    from lopa.distributed import rank_process as worker
+    from lopa.distributed import rank_process
 
     if int(sys.argv[2]):
-        import_module(
-            "lopa.distributed.tensor_parallel"
-        )  # takes too long for a rank to do it by itself
+        import_module("lopa.distributed.tensor_parallel")  # slow: once, not in every rank
     own = os.getpid()
     while True:
-        orders, ends, *_ = socket.recv_fds(control, _MOST, 1)
+        orders, ends, *_ = socket.recv_fds(control, _MAX_ORDERS, 1)
         if not orders:
             return
         child = os.fork()
         if child == 0:
-            _become(worker.main, own, control, pickle.loads(orders), ends[0])
+            _run_child(rank_process.main, own, control, pickle.loads(orders), ends[0])
         os.close(ends[0])
         control.send(str(child).encode())
 
 
-def _become(work: Any, parent: int, control: socket.socket, orders: Any, end: int) -> None:
+def _run_child(work: Any, parent: int, control: socket.socket, orders: Any, end: int) -> None:
     code = 1
     try:
         die_with(parent)

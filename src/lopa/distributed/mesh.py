@@ -1,7 +1,7 @@
 """The ranks of a group as `branch` × `tensor`, and the few collectives that a round needs.
 
-Ranks that hold the parts of one replica are neighbours: rank = branch · tensor_degree + tensor. A
-mesh of one rank needs no process group, so that everything above it works without one.
+Ranks that hold the parts of one replica are neighbours:
+rank = branch_rank · tensor_parallel + tensor_rank. A mesh of one rank needs no process group.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import Tensor
 from lopa.errors import ConfigError, RankError
 
 BACKENDS = {"cuda": "nccl", "npu": "hccl"}  # everything else: gloo
-_PATIENCE = timedelta(minutes=30)  # while models are read; afterwards the rank timeout holds
+_LOADING_TIMEOUT = timedelta(minutes=30)  # while models are read; afterwards the rank timeout holds
 
 
 @dataclass(slots=True)
 class Mesh:
     rank: int
-    branches: int  # degree of branch parallelism: replicas
-    tensors: int  # degree of tensor parallelism: ranks a replica
+    branch_parallel: int  # replicas
+    tensor_parallel: int  # ranks of a replica
     device: torch.device
     backend: str = "gloo"
     timeout: float = 10.0  # seconds that a rank waits for the others
@@ -38,17 +38,17 @@ class Mesh:
 
     @property
     def world(self) -> int:
-        return self.branches * self.tensors
+        return self.branch_parallel * self.tensor_parallel
 
     @property
-    def branch(self) -> int:
+    def branch_rank(self) -> int:
         """Which replica this rank is part of."""
-        return self.rank // self.tensors
+        return self.rank // self.tensor_parallel
 
     @property
-    def tensor(self) -> int:
+    def tensor_rank(self) -> int:
         """Which part of it."""
-        return self.rank % self.tensors
+        return self.rank % self.tensor_parallel
 
     @classmethod
     def join(
@@ -56,41 +56,43 @@ class Mesh:
         rank: int,
         world: int,
         *,
-        branches: int,
-        tensors: int,
+        branch_parallel: int,
+        tensor_parallel: int,
         device: torch.device,
         backend: str,
         timeout: float,
         store: Any,  # a torch.distributed Store; None: where the environment says
     ) -> Mesh:
         """Meet the other ranks at the store. Every rank calls it, and waits for all."""
-        check_degrees(world, branches, tensors)
-        mesh = cls(rank, branches, tensors, device, backend, timeout)
+        check_degrees(world, branch_parallel, tensor_parallel)
+        mesh = cls(rank, branch_parallel, tensor_parallel, device, backend, timeout)
         if world == 1:
             return mesh
         where = {"store": store} if store is not None else {"init_method": "env://"}
-        dist.init_process_group(backend, **where, rank=rank, world_size=world, timeout=_PATIENCE)
-        ranks = torch.arange(world).view(branches, tensors)
+        dist.init_process_group(
+            backend, **where, rank=rank, world_size=world, timeout=_LOADING_TIMEOUT
+        )
+        ranks = torch.arange(world).view(branch_parallel, tensor_parallel)
         # Groups are made by all ranks in the same order, whether they are in them or not.
         mesh.everyone = mesh._group(list(range(world)))
-        for part in range(tensors):
+        for part in range(tensor_parallel):
             group = mesh._group(ranks[:, part].tolist())
-            mesh.across = group if part == mesh.tensor else mesh.across
-        for replica in range(branches):
+            mesh.across = group if part == mesh.tensor_rank else mesh.across
+        for replica in range(branch_parallel):
             group = mesh._group(ranks[replica].tolist())
-            mesh.within = group if replica == mesh.branch else mesh.within
+            mesh.within = group if replica == mesh.branch_rank else mesh.within
         return mesh
 
     def _group(self, ranks: list[int]) -> Any:
         return dist.new_group(ranks, timeout=timedelta(seconds=self.timeout))
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait, without the rank timeout, until every rank is here: models take long to read."""
         if self.world > 1:
-            with _reported():
+            with _as_rank_error():
                 dist.barrier()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         if self.world > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -100,59 +102,62 @@ class Mesh:
             return part[None]
         device = torch.device("cpu") if self.backend == "gloo" else self.device
         found = torch.empty(self.world * len(part), dtype=part.dtype, device=device)
-        with _reported():
+        with _as_rank_error():
             _all_gather(found, part.to(device), self.everyone)
             return found.view(self.world, -1).cpu()
 
     def broadcast(self, buffer: Tensor, branch: int) -> None:
         """From the same part of replica `branch`, into `buffer`, to every other replica."""
-        if self.branches > 1:
-            with _reported():
-                dist.broadcast(buffer, branch * self.tensors + self.tensor, group=self.across)
+        if self.branch_parallel > 1:
+            with _as_rank_error():
+                dist.broadcast(
+                    buffer, branch * self.tensor_parallel + self.tensor_rank, group=self.across
+                )
 
-    def sum(self, values: Tensor) -> Tensor:
+    def sum_over_parts(self, values: Tensor) -> Tensor:
         """In place, over the parts of a replica."""
-        if self.tensors > 1:
-            with _reported():
+        if self.tensor_parallel > 1:
+            with _as_rank_error():
                 dist.all_reduce(values, group=self.within)
         return values
 
-    def parts(self, values: Tensor) -> Tensor:
-        """Of every part of this replica: [tensors, …]."""
-        if self.tensors == 1:
+    def gather_parts(self, values: Tensor) -> Tensor:
+        """Of every part of this replica: [tensor_parallel, …]."""
+        if self.tensor_parallel == 1:
             return values[None]
         flat = values.contiguous().view(-1)
-        found = torch.empty(self.tensors * len(flat), dtype=flat.dtype, device=flat.device)
-        with _reported():
+        found = torch.empty(self.tensor_parallel * len(flat), dtype=flat.dtype, device=flat.device)
+        with _as_rank_error():
             _all_gather(found, flat, self.within)
-        return found.view(self.tensors, *values.shape)
+        return found.view(self.tensor_parallel, *values.shape)
 
-    def least(self, number: int) -> int:
-        """The smallest of what the ranks have: of rooms in a cache, say."""
+    def min_over_ranks(self, number: int) -> int:
+        """The smallest of what the ranks have: of cache capacity, say."""
         if self.world == 1:
             return number
         part = torch.tensor([number]).view(torch.uint8)
         return int(self.gather(part).view(torch.int64).min())
 
-    def told(self, thing: Any) -> Any:
+    def broadcast_object(self, thing: Any) -> Any:
         """What rank 0 has, on every rank."""
         if self.world == 1:
             return thing
         things = [thing]
-        with _reported():
+        with _as_rank_error():
             dist.broadcast_object_list(things, 0, device=self.device)
         return things[0]
 
 
-def meeting_place(host: str, port: int, **options: Any) -> Any:
+def make_store(host: str, port: int, **options: Any) -> Any:
     """A store where ranks find each other: made with `is_master`, on any free port if it is 0."""
     return dist.TCPStore(host, port, wait_for_workers=False, **options)  # type: ignore[attr-defined]
 
 
-def check_degrees(world: int, branches: int, tensors: int) -> None:
-    if branches < 1 or tensors < 1 or branches * tensors != world:
+def check_degrees(world: int, branch_parallel: int, tensor_parallel: int) -> None:
+    if min(branch_parallel, tensor_parallel) < 1 or branch_parallel * tensor_parallel != world:
         raise ConfigError(
-            f"branch-parallel {branches} × tensor-parallel {tensors} does not make {world} ranks"
+            f"branch-parallel {branch_parallel} × tensor-parallel {tensor_parallel} does not make "
+            f"{world} ranks"
         )
 
 
@@ -168,7 +173,7 @@ _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 @contextmanager
-def _reported() -> Iterator[None]:
+def _as_rank_error() -> Iterator[None]:
     """A collective fails when a rank is gone or late: say so, in one line."""
     try:
         yield

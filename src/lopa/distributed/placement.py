@@ -12,13 +12,13 @@ import torch
 
 from lopa.distributed.channel import die_with
 from lopa.distributed.launch import LISTENING, PARENT, Launched
-from lopa.distributed.mesh import Mesh, backend_for, meeting_place
+from lopa.distributed.mesh import Mesh, backend_for, make_store
 from lopa.errors import DeviceError
 from lopa.runner.device import choose_device
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DevicePlacement:
     """Where one rank runs."""
 
     device: str
@@ -26,7 +26,7 @@ class Place:
     cores: tuple[int, ...] = ()  # empty: any
 
 
-def places(device: str, ranks: int, pin: bool = False) -> list[Place]:
+def placements(device: str, ranks: int, pin: bool = False) -> list[DevicePlacement]:
     """A place for each rank of this machine: a device each, or a share of the cores."""
     kind = choose_device(device)
     if kind.type == "cpu":
@@ -34,15 +34,15 @@ def places(device: str, ranks: int, pin: bool = False) -> list[Place]:
         each = max(1, min((len(cores) or os.cpu_count() or 1) // ranks, _most_threads()))
         pin = pin and ranks <= len(cores)
         return [
-            Place("cpu", each, tuple(cores[i * each : (i + 1) * each]) if pin else ())
+            DevicePlacement("cpu", each, tuple(cores[i * each : (i + 1) * each]) if pin else ())
             for i in range(ranks)
         ]
     if ":" in device and ranks > 1:
         raise DeviceError(f"{ranks} ranks cannot be on {device}: give --device {kind.type}")
     if ranks == 1:
-        return [Place(str(kind))]
+        return [DevicePlacement(str(kind))]
     count = torch.accelerator.device_count()
-    return [Place(f"{kind.type}:{i % count}") for i in range(ranks)]
+    return [DevicePlacement(f"{kind.type}:{i % count}") for i in range(ranks)]
 
 
 def _most_threads() -> int:
@@ -51,13 +51,13 @@ def _most_threads() -> int:
     return int(given) if given.isdigit() else sys.maxsize
 
 
-def settle(place: Place) -> torch.device:
+def pin_process(placement: DevicePlacement) -> torch.device:
     """Make this process one that runs there."""
-    if place.threads:
-        torch.set_num_threads(place.threads)
-    if place.cores:
-        os.sched_setaffinity(0, place.cores)
-    device = choose_device(place.device)
+    if placement.threads:
+        torch.set_num_threads(placement.threads)
+    if placement.cores:
+        os.sched_setaffinity(0, placement.cores)
+    device = choose_device(placement.device)
     if device.type not in ("cpu", "mps"):
         torch.accelerator.set_device_index(device.index or 0)
     return device
@@ -75,20 +75,20 @@ def join(
     own = PARENT in os.environ  # started by `run_ranks`
     if own:
         die_with(int(os.environ[PARENT]))
-    here = settle(places(device, launch.local_world, pin=own)[launch.local_rank])
+    here = pin_process(placements(device, launch.local_world, pin=own)[launch.local_rank])
     return Mesh.join(
         launch.rank,
         launch.world,
-        branches=branch_parallel or launch.world // tensor_parallel,
-        tensors=tensor_parallel,
+        branch_parallel=branch_parallel or launch.world // tensor_parallel,
+        tensor_parallel=tensor_parallel,
         device=here,
         backend=backend_for(here, launch.local_world),
         timeout=timeout,
-        store=_met(launch.rank) if own else None,  # None: the launcher's own
+        store=_store(launch.rank) if own else None,  # None: the launcher's own
     )
 
 
-def stay_here() -> None:
+def use_loopback() -> None:
     """Have gloo use the interface that reaches this machine alone, unless told otherwise."""
     names = {name for _, name in socket.if_nameindex()}
     for name in ("lo", "lo0"):
@@ -96,11 +96,9 @@ def stay_here() -> None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
-def _met(rank: int) -> Any:
-    stay_here()
+def _store(rank: int) -> Any:
+    use_loopback()
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if rank == 0:
-        return meeting_place(
-            host, port, is_master=True, master_listen_fd=int(os.environ[LISTENING])
-        )
-    return meeting_place(host, port, is_master=False)
+        return make_store(host, port, is_master=True, master_listen_fd=int(os.environ[LISTENING]))
+    return make_store(host, port, is_master=False)

@@ -1,57 +1,23 @@
-"""A model as one rank of a group holds it: `LLM` over the ranks' shared runner."""
+"""A model as one rank of a group holds it: whole, or its part of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lopa.decoding.branch_budget import RoundCost
-from lopa.decoding.decoder import Decoder
-from lopa.distributed.branch_runner import BranchParallel
+from lopa.distributed.branch_runner import BranchRunner
 from lopa.distributed.mesh import Mesh
-from lopa.engine.llm import LLM
-from lopa.engine.session import Session
+from lopa.engine import loader
+from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET
+from lopa.engine.llm import BaseLLM
+from lopa.engine.loader import LoadOptions
+from lopa.engine.scheduler import Scheduler
 from lopa.errors import ConfigError
-from lopa.kernels.quantize import quantize
 from lopa.models import checkpoint
-from lopa.models.config import ModelConfig
-from lopa.runner.backend import choose_step, prepare
-from lopa.runner.device import default_cache_tokens, room_beside_cache
-from lopa.runner.paged import PagedRunner, Reuse
-from lopa.runner.statistics import Statistics, statistics
-from lopa.types import Plan
-
-
-class RankSession(Session):
-    """A session that may go on where another group was lost."""
-
-    number = -1  # the supervisor's
-    held = -1  # its slot, also after it is closed
-    _replays: Sequence[Plan] | None = None
-
-    def restore(self, decoder: Decoder, replays: Sequence[Plan]) -> None:
-        """Take a decoder over, and the forwards that write its cache anew: see `history`."""
-        self.decoder, self._replays = decoder, replays
-
-    def open(self) -> bool:
-        if self._replays is None or self.slot >= 0:
-            found = super().open()
-            self.held = self.slot
-            return found
-        slot = self.runner.open(self.config, self.capacity)  # what others cached is not its own
-        if slot is None:
-            return False
-        self.slot = self.held = slot
-        for plan in self._replays:
-            while self.runner.forward([(slot, plan)])[0] is None:
-                pass
-            self.runner.commit([(slot, 0)])
-        self._replays = None
-        return True
+from lopa.runner.device import check_fits
 
 
 def given_cost(cost: RoundCost | None) -> RoundCost:
@@ -64,86 +30,66 @@ def given_cost(cost: RoundCost | None) -> RoundCost:
     return cost
 
 
-class RankLLM(LLM):
-    """Every rank makes one, asks it the same in the same order, and gets the same answers."""
-
-    runner: BranchParallel
+class RankLLM(BaseLLM):
+    """Every rank makes one, asks it the same in the same order, and gets the same outputs."""
 
     def __init__(
         self,
         model: str | Path,
         *,
         mesh: Mesh,
-        runner: type[BranchParallel] = BranchParallel,
-        **options: Any,
+        progress: checkpoint.Progress | None = None,
+        **options: Any,  # of `LLM`
     ) -> None:
+        given = LoadOptions(**options)
+        super().__init__(model, given, mesh.device)
         self.mesh = mesh
-        self._kind = runner
-        self._find: Statistics = statistics
-        super().__init__(model, **options, device=str(mesh.device))
-        mesh.meet()
+        is_whole = mesh.tensor_parallel == 1
+        if is_whole:
+            check_fits(self.config, self.device, self.dtype)
+        self.tokenizer = loader.load_tokenizer(self.name, self.config)
+        target = self.device if is_whole else torch.device("cpu")
+        self.model = weights = loader.load_weights(
+            self.name, self.config, given, target, self.dtype, progress
+        )
+        self.config = weights.config
+        self._finish_loading(given)
+        weights.config = self.config
+        backend, statistics = given.backend, None
+        if not is_whole:
+            if backend == "triton":
+                raise ConfigError("the backend triton does not sum over parts: use sdpa or auto")
+            from lopa.distributed.tensor_parallel import cut, sum_outputs  # slow to import
+
+            backend = "sdpa" if backend == "auto" else backend
+            statistics = cut(weights, mesh, self.device)
+        # Cut first and quantize the parts: a part's scales are its own.
+        loader.quantize_weights(weights, self.quantize)
+        if not is_whole:
+            sum_outputs(weights, mesh)
+        local = loader.make_runner(
+            weights,
+            given,
+            backend=backend,
+            # Capacity must be the same everywhere: it decides what is admitted, and how products
+            # are rounded.
+            agree=mesh.min_over_ranks,
+            share=mesh.world if mesh.backend == "gloo" else 1,
+        )
+        if statistics is not None:
+            local.step.find = statistics
+        self.capacity = local.capacity
+        self.runner = BranchRunner(local, mesh)
+        mesh.barrier()
+
+    def engine(
+        self, *, max_running: int = MAX_RUNNING, token_budget: int = TOKEN_BUDGET
+    ) -> Scheduler:
+        return Scheduler(self.runner, max_running=max_running, token_budget=token_budget)
 
     def close(self) -> None:
-        self.mesh.leave()
-
-    def _check_fits(self) -> None:
-        if self.mesh.tensors == 1:
-            super()._check_fits()
-
-    def _load_weights(
-        self,
-        folder: Path | None,
-        config: ModelConfig,
-        adapter: Path | None,
-        progress: checkpoint.Progress | None,
-    ) -> None:
-        if self.mesh.tensors == 1:
-            super()._load_weights(folder, config, adapter, progress)
-            return
-        from lopa.distributed.tensor_parallel import cut, sum_outputs  # slow to import
-
-        # Cut first and quantise the parts: a part's scales are its own.
-        kind, self.quantize = self.quantize, None
-        super()._load_weights(folder, config, adapter, progress)
-        self._find = cut(self.model, self.mesh, self.device)
-        if kind is not None:
-            quantize(self.model, kind)
-        sum_outputs(self.model, self.mesh)
-        self.quantize = kind
-
-    def _make_runner(self, cache_tokens: int | None, reuse: Reuse, backend: str) -> BranchParallel:
-        mesh, device = self.mesh, self.device
-        config = self.model.config = replace(  # of this rank's part
-            self.model.config, mask_id=self.config.mask_id, eos_ids=self.config.eos_ids
-        )
-        if mesh.tensors > 1 and backend == "triton":
-            raise ConfigError("the backend triton does not sum over parts: use sdpa, or leave it")
-        if mesh.tensors > 1 and backend == "auto":
-            backend = "sdpa"
-        step = choose_step(backend, config, device)
-        # What there is room for must be the same everywhere: it decides how products are rounded.
-        room = room_beside_cache(cache_tokens, config, device, self.dtype)
-        prepare(self.model, step, mesh.least(room))
-        tokens = cache_tokens
-        if tokens is None:
-            tokens = default_cache_tokens(config, device, self.dtype)
-            if mesh.backend == "gloo":  # the ranks share this memory
-                tokens = max(1, tokens // mesh.world)
-        # Who has room for what must be the same everywhere.
-        local = PagedRunner(
-            self.model, mesh.least(tokens), reuse=reuse, step=step, warmup=self._warmup
-        )
-        local.step.find = self._find
-        self.room, self.pages = local.room, local.pages
-        return self._kind(local, mesh)
-
-    def _make_session(self, decoder: Decoder, ids: Sequence[int], limit: int | None) -> RankSession:
-        return RankSession(self.runner, self.tokenizer, decoder, ids, limit)
+        self.mesh.close()
 
     @property
     def round_cost(self) -> RoundCost:
         return given_cost(self._round_cost)
-
-    @property
-    def _read_to(self) -> torch.device:
-        return self.device if self.mesh.tensors == 1 else torch.device("cpu")

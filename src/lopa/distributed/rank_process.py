@@ -1,14 +1,15 @@
-"""A rank under a supervisor: it runs the same engine as every other rank, on the same commands.
+"""A rank under a supervisor: it runs the same scheduler as every other rank, on the same commands.
 
 Commands come over each rank's own channel and take effect, on every rank, before the same round: a
-rank says in each round how many it has heard, and those that all have heard are carried out. Rank 0
-tells the supervisor what came of each round.
+rank says in each round how many it has received, and those that all have received are carried out.
+Rank 0 reports to the supervisor what came of each round.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -19,20 +20,37 @@ from typing import Any
 
 import numpy as np
 
-from lopa.distributed.branch_runner import BranchParallel
+from lopa.decoding.decoder import Decoder
 from lopa.distributed.channel import Channel
-from lopa.distributed.mesh import Mesh, meeting_place
-from lopa.distributed.placement import settle, stay_here
-from lopa.distributed.rank_llm import RankLLM, RankSession
-from lopa.engine.scheduler import Engine
-from lopa.engine.session import Event, Session
+from lopa.distributed.mesh import Mesh, make_store
+from lopa.distributed.placement import DevicePlacement, pin_process, use_loopback
+from lopa.distributed.rank_llm import RankLLM
+from lopa.engine.output import Event
+from lopa.engine.session import Session
 from lopa.errors import LopaError, RankError
+from lopa.models.tokenizer import Tokenizer
 from lopa.types import Plan, Stats
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOrders:
+    """What a rank is started with."""
+
+    model: str
+    options: dict[str, Any]  # of `LLM`
+    rank: int
+    branch_parallel: int
+    tensor_parallel: int
+    placement: DevicePlacement
+    backend: str
+    port: int  # of the store where the ranks meet
+    timeout: float  # seconds, of collectives
+    heartbeat_seconds: float
+
+
 @dataclass(slots=True)
-class Told:
-    """What became of one session's round: its statistics at the wanted positions, in order."""
+class RoundResult:
+    """What came of one session's round: its statistics at the wanted positions, in order."""
 
     session: int
     index: int  # of the round
@@ -43,13 +61,13 @@ class Told:
     ranking: np.ndarray[Any, Any]
 
     @classmethod
-    def of(cls, session: int, plan: Plan, stats: Stats, seconds: float, wide: bool) -> Told:
+    def of(cls, session: int, plan: Plan, stats: Stats, wide: bool) -> RoundResult:
         at, real = plan.wanted, np.float64 if wide else np.float32
         return cls(
             session,
             plan.index,
             plan.start,
-            seconds,
+            0.0,
             stats.token[at].astype(np.int32),
             stats.max_prob[at].astype(real),
             stats.ranking[at].astype(real),
@@ -66,19 +84,26 @@ class Told:
         return Stats(token, max_prob, ranking)
 
 
-class _Listening(BranchParallel):
-    """Keeps the plans and statistics of the round for rank 0 to tell."""
+class ReportedSession(Session):
+    """A session that keeps the statistics of its round for rank 0 to report."""
 
-    last: Sequence[tuple[int, Plan, Stats | None]] = ()
+    def __init__(
+        self, number: int, decoder: Decoder, tokenizer: Tokenizer | None, replay: Sequence[Plan]
+    ) -> None:
+        super().__init__(decoder, tokenizer, replay=replay)
+        self.number = number  # the supervisor's
+        self.result: RoundResult | None = None
 
-    def forward(self, plans: Sequence[tuple[int, Plan]]) -> list[Stats | None]:
-        found = super().forward(plans)
-        self.last = [(slot, plan, stats) for (slot, plan), stats in zip(plans, found, strict=True)]
-        return found
+    def choose(self, stats: Stats) -> int:
+        plan = self.plan()
+        assert plan is not None
+        wide = self.config.decoder == "fast-dllm"
+        self.result = RoundResult.of(self.number, plan, stats, wide)
+        return super().choose(stats)
 
 
-class _Ear(threading.Thread):
-    """Takes the commands in as they come."""
+class CommandReader(threading.Thread):
+    """Receives the commands as they come."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(daemon=True)
@@ -91,7 +116,7 @@ class _Ear(threading.Thread):
             try:
                 command = self.channel.receive()
             except (EOFError, OSError):
-                os._exit(0)  # the supervisor is gone, and so is the reason to be
+                os._exit(0)  # the supervisor is gone
             with self.changed:
                 self.commands.append(command)
                 self.changed.notify()
@@ -103,15 +128,15 @@ class _Ear(threading.Thread):
             return self.commands[number]
 
 
-class _Voice(threading.Thread):
-    """Says things in their order, and lets nobody wait for a supervisor that does not listen."""
+class MessageWriter(threading.Thread):
+    """Sends messages in their order; nothing waits for a supervisor that does not read."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(daemon=True)
         self.channel = channel
         self.queue: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
 
-    def say(self, *message: Any) -> None:
+    def send(self, *message: Any) -> None:
         self.queue.put(message)
 
     def run(self) -> None:
@@ -122,8 +147,8 @@ class _Voice(threading.Thread):
                 os._exit(0)
 
 
-class _Pulse(threading.Thread):
-    """Says, every little while, what this rank is at and for how long. Silent while it is idle."""
+class Heartbeat(threading.Thread):
+    """Tells the supervisor what this rank is at and for how long. Silent while it is idle."""
 
     def __init__(self, channel: Channel, period: float) -> None:
         super().__init__(daemon=True)
@@ -137,120 +162,110 @@ class _Pulse(threading.Thread):
         while True:
             if self.phase != "idle":
                 try:
-                    self.channel.send("beat", self.phase, time.monotonic() - self.since)
+                    self.channel.send("heartbeat", self.phase, time.monotonic() - self.since)
                 except OSError:
                     os._exit(0)
             time.sleep(self.period)
 
 
-def main(orders: dict[str, Any], end: socket.socket) -> None:
+def main(orders: RankOrders, end: socket.socket) -> None:
     channel = Channel(end)
-    pulse = _Pulse(channel, orders["period"])
-    pulse.start()
-    ear = _Ear(channel)
-    ear.start()
-    voice = _Voice(channel)
-    voice.start()
+    heartbeat = Heartbeat(channel, orders.heartbeat_seconds)
+    reader, writer = CommandReader(channel), MessageWriter(channel)
+    for thread in (heartbeat, reader, writer):
+        thread.start()
     try:
-        llm = _join(orders)
-        pulse.enter("idle")
-        voice.say("ready", llm.room)
-        _serve(llm, ear, pulse, voice)
+        llm = _load(orders)
+        heartbeat.enter("idle")
+        writer.send("ready", llm.capacity)
+        RankLoop(llm, reader, heartbeat, writer).run()
     except RankError as error:
-        voice.say("lost", str(error))
+        writer.send("lost", str(error))
     except LopaError as error:
-        voice.say("error", error)
+        writer.send("error", error)
     except Exception as error:
         traceback.print_exc()
-        voice.say("failed", f"{type(error).__name__}: {error}")
-    pulse.enter("idle")
+        writer.send("failed", f"{type(error).__name__}: {error}")
+    heartbeat.enter("idle")
     threading.Event().wait()  # the supervisor finds out who is to blame, and ends the others
 
 
-def _join(orders: dict[str, Any]) -> RankLLM:
-    stay_here()
-    device = settle(orders["place"])
+def _load(orders: RankOrders) -> RankLLM:
+    use_loopback()
     mesh = Mesh.join(
-        orders["rank"],
-        orders["branches"] * orders["tensors"],
-        branches=orders["branches"],
-        tensors=orders["tensors"],
-        device=device,
-        backend=orders["backend"],
-        timeout=orders["timeout"],
-        store=meeting_place("127.0.0.1", orders["port"], is_master=False),
+        orders.rank,
+        orders.branch_parallel * orders.tensor_parallel,
+        branch_parallel=orders.branch_parallel,
+        tensor_parallel=orders.tensor_parallel,
+        device=pin_process(orders.placement),
+        backend=orders.backend,
+        timeout=orders.timeout,
+        store=make_store("127.0.0.1", orders.port, is_master=False),
     )
-    return RankLLM(orders["model"], mesh=mesh, runner=_Listening, **orders["options"])
+    return RankLLM(orders.model, mesh=mesh, **orders.options)
 
 
-def _serve(llm: RankLLM, ear: _Ear, pulse: _Pulse, voice: _Voice) -> None:
-    runner = llm.runner
-    assert isinstance(runner, _Listening)
-    runner.heard = lambda: len(ear.commands)
-    runner.entered = pulse.enter
-    engine = Engine(runner)
-    sessions: dict[int, RankSession] = {}
-    done = 0  # commands carried out
-    told: tuple[int, int] | None = None
+class RankLoop:
+    """Commands, then a round, for ever."""
 
-    def tell_pages() -> None:
-        nonlocal told
-        held = llm.pages.used, llm.pages.count
-        if llm.mesh.rank == 0 and held != told:
-            voice.say("pages", held)
-            told = held
+    def __init__(
+        self, llm: RankLLM, reader: CommandReader, heartbeat: Heartbeat, writer: MessageWriter
+    ) -> None:
+        self.llm, self.reader, self.heartbeat, self.writer = llm, reader, heartbeat, writer
+        self.is_first = llm.mesh.rank == 0  # which reports
+        self.runner = llm.runner
+        self.runner.commands_received = lambda: len(reader.commands)
+        self.runner.on_phase = heartbeat.enter
+        # The supervisor submits no more sessions than its engines may run.
+        self.engine = llm.engine(max_running=sys.maxsize)
+        self.sessions: dict[int, ReportedSession] = {}
+        self.done = 0  # commands carried out
+        self.reported_pages: tuple[int, int] | None = None
 
-    while True:
-        while done < runner.agreed or not engine.busy:
-            if not engine.busy:  # so is every rank: all wait for the same command
-                pulse.enter("idle")
-            _carry_out(ear.command(done), llm, engine, sessions)
-            ear.commands[done] = ()  # only how many there were is needed from now on
-            done += 1
-            tell_pages()
-        pulse.enter("host")
-        events = engine.step()
-        if llm.mesh.rank == 0:
-            voice.say("round", _told(runner, events), _numbers(sessions, engine))
+    def run(self) -> None:
+        while True:
+            while self.done < self.runner.commands_agreed or not self.engine.busy:
+                if not self.engine.busy:  # so is every rank: all wait for the same command
+                    self.heartbeat.enter("idle")
+                self._carry_out(self.reader.command(self.done))
+                self.reader.commands[self.done] = ()  # only how many there were is needed
+                self.done += 1
+                self._report_pages()
+            self.heartbeat.enter("host")
+            self._report(self.engine.step())
+            self._report_pages()
+
+    def _carry_out(self, command: tuple[Any, ...]) -> None:
+        kind, *rest = command
+        if kind == "token_budget":
+            (self.engine.token_budget,) = rest
+        elif kind == "add":
+            number, prompt, config, decoder, replay = rest
+            if decoder is None:
+                decoder = self.llm.session_from_ids(prompt, config).decoder
+            session = ReportedSession(number, decoder, self.llm.tokenizer, replay)
+            self.sessions[number] = session
+            self.engine.add(session)
+        elif kind == "abort":
+            gone = self.sessions.pop(rest[0], None)
+            if gone is not None:
+                self.engine.abort(gone)
+
+    def _report(self, events: Sequence[tuple[Session, Event]]) -> None:
+        results = []
         for session, event in events:
+            assert isinstance(session, ReportedSession)
+            assert session.result is not None
+            session.result.seconds = event.round.seconds
+            results.append(session.result)
             if event.output is not None:
-                del sessions[session.number]  # type: ignore[attr-defined]
-        tell_pages()
+                del self.sessions[session.number]
+        if self.is_first:
+            running = [n for n, session in self.sessions.items() if session in self.engine.running]
+            self.writer.send("round", results, running)
 
-
-def _told(runner: _Listening, events: Sequence[tuple[Session, Event]]) -> list[Told]:
-    found = {slot: (plan, stats) for slot, plan, stats in runner.last}
-    told = []
-    for session, event in events:
-        assert isinstance(session, RankSession)
-        plan, stats = found[session.held]
-        assert stats is not None
-        wide = session.config.decoder == "fast-dllm"
-        told.append(Told.of(session.number, plan, stats, event.round.seconds, wide))
-    return told
-
-
-def _numbers(sessions: dict[int, RankSession], engine: Engine) -> list[int]:
-    """Of the sessions that run."""
-    running = {id(session) for session in engine.running}
-    return [number for number, session in sessions.items() if id(session) in running]
-
-
-def _carry_out(
-    command: tuple[Any, ...], llm: RankLLM, engine: Engine, sessions: dict[int, RankSession]
-) -> None:
-    kind, *rest = command
-    if kind == "limits":
-        engine.max_running, engine.token_budget = rest
-    elif kind == "add":
-        number, prompt, config, limit, decoder, replays = rest
-        session = llm.session(prompt, config, limit=limit)
-        assert isinstance(session, RankSession)
-        if decoder is not None:
-            session.restore(decoder, replays)
-        sessions[number], session.number = session, number
-        engine.add(session)
-    elif kind == "abort":
-        gone = sessions.pop(rest[0], None)
-        if gone is not None:
-            engine.abort(gone)
+    def _report_pages(self) -> None:
+        pages = self.engine.kv_pages
+        if self.is_first and pages != self.reported_pages:
+            self.writer.send("kv_pages", pages)
+            self.reported_pages = pages

@@ -17,7 +17,7 @@ from lopa.types import Plan
 
 
 @dataclass(slots=True)
-class History:
+class ReplayLog:
     plans: list[Plan] = field(default_factory=list)  # one row each; all of them commit that row
 
     def begin(self, prompt: Sequence[int], decoder: Decoder) -> None:

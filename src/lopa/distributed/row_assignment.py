@@ -18,7 +18,7 @@ from lopa.types import IntArray, Plan
 
 
 @dataclass(slots=True)
-class Share:
+class RowAssignment:
     """How the rows of one plan are spread over the ranks."""
 
     owner: IntArray  # [R] the rank whose statistics of the row count
@@ -35,13 +35,13 @@ class Share:
         return bool((self.rows[rank] == row).any())
 
 
-def split(
+def assign_rows(
     plans: Sequence[tuple[int, Plan]], ranks: int, weights: Sequence[float] | None = None
-) -> list[Share]:
+) -> list[RowAssignment]:
     """plans: with the slots they are of. weights: how fast each rank is; equal unless given."""
     speed = [1.0] * ranks if weights is None else list(weights)
     heap = [(0.0, rank) for rank in range(ranks)]
-    shares = []
+    assignments = []
     for slot, plan in plans:
         count, length = plan.rows.shape
         owner = np.full(count, slot % ranks)
@@ -56,8 +56,8 @@ def split(
         extra = [len(rows[rank]) if count == 1 or rank not in owner else 0 for rank in range(ranks)]
         heap = [(load + extra[rank] * length / speed[rank], rank) for load, rank in heap]
         heapq.heapify(heap)
-        shares.append(Share(owner, rows))
-    return shares
+        assignments.append(RowAssignment(owner, rows))
+    return assignments
 
 
 def copied(plan: Plan) -> bool:

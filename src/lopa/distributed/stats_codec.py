@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lopa.distributed.row_assignment import Share
+from lopa.distributed.row_assignment import RowAssignment
 from lopa.types import Plan, Stats
 
 Bytes = npt.NDArray[np.uint8]
 
 # checksum of the decoders' state; commands received so far; when the rank got here (its own clock)
-HEAD = np.dtype([("state", "<u8"), ("heard", "<i8"), ("clock", "<f8")])
+HEAD = np.dtype([("state", "<u8"), ("commands", "<i8"), ("clock", "<f8")])
 _LEAST = 1024
 
 
@@ -28,7 +28,7 @@ class Packing:
     """The layout of one round, the same on every rank."""
 
     plans: Sequence[Plan]
-    shares: Sequence[Share]
+    assignments: Sequence[RowAssignment]
     ranks: int  # replicas
     parts: int  # ranks a replica
     wide: bool  # confidences in fp64
@@ -36,8 +36,8 @@ class Packing:
 
     def __post_init__(self) -> None:
         counts = np.zeros(self.ranks, np.int64)
-        for plan, share in zip(self.plans, self.shares, strict=True):
-            np.add.at(counts, share.owner, plan.wanted.sum(axis=1))
+        for plan, assignment in zip(self.plans, self.assignments, strict=True):
+            np.add.at(counts, assignment.owner, plan.wanted.sum(axis=1))
         self.counts = counts.tolist()
 
     @property
@@ -63,12 +63,12 @@ class Packing:
         """found: by plan, the statistics of the rows that this replica forwarded."""
         columns: list[list[npt.NDArray[np.generic]]] = [[], [], []]
         late = np.zeros(len(self.plans), np.uint8)  # plans that want another forward
-        for index, (plan, share) in enumerate(zip(self.plans, self.shares, strict=True)):
-            rows, stats = share.rows[branch], found[index]
+        for index, (plan, assignment) in enumerate(zip(self.plans, self.assignments, strict=True)):
+            rows, stats = assignment.rows[branch], found[index]
             if not len(rows):
                 continue
             late[index] = stats is None
-            own = share.owner[rows] == branch
+            own = assignment.owner[rows] == branch
             wanted = plan.wanted[rows[own]]
             if stats is None:
                 for column in columns:
@@ -116,11 +116,11 @@ class Packing:
             columns.append([np.concatenate(column) for column in parts])
         taken = [0] * self.ranks
         stats: list[Stats | None] = []
-        for plan, share, again in zip(self.plans, self.shares, late, strict=True):
+        for plan, assignment, again in zip(self.plans, self.assignments, late, strict=True):
             shape = plan.rows.shape
             token, (max_prob, ranking) = np.zeros(shape, np.int64), np.zeros((2, *shape))
             for branch in range(self.ranks):
-                rows = np.flatnonzero(share.owner == branch)
+                rows = np.flatnonzero(assignment.owner == branch)
                 wanted = plan.wanted[rows]
                 count = int(wanted.sum())
                 here = slice(taken[branch], taken[branch] + count)

@@ -1,43 +1,31 @@
-"""The supervisor: an engine whose rounds happen in other processes, and go on when one is lost.
+"""The supervisor: sessions whose rounds happen on ranks, and go on when a rank is lost.
 
-It is no rank. It holds the sessions: from the statistics that rank 0 tells, it advances a decoder
-of its own, so it always has the last state that anybody may have seen. A rank that is gone, silent,
-or too long at one thing costs the group: all its processes are ended, a new group is forked, and
-the sessions go on from the supervisor's decoders, their caches written anew (see `history`).
-Callers see a pause. Ending every process is deliberate: no collective has to be left in order.
+It is no rank. From the statistics that rank 0 reports, it advances the sessions' own decoders, so
+it always has the last state that anybody may have seen. When a rank is lost (`rank_group`) a new
+group is forked, and the sessions go on from these decoders, their KV caches written anew
+(`replay`). Callers see a pause.
 
-Used by one thread, the one that made it; `room` may be read by any.
+Used by one thread, the one that made it; `capacity` may be read by any.
 """
 
 from __future__ import annotations
 
-import os
-import select
-import selectors
-import signal
-import socket
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lopa.decoding.decoder import Decoder
-from lopa.distributed.channel import Channel
-from lopa.distributed.fork_server import Nursery
-from lopa.distributed.mesh import meeting_place
-from lopa.distributed.placement import Place
-from lopa.distributed.rank_process import Told
-from lopa.distributed.replay import History
-from lopa.engine.scheduler import MAX_RUNNING, TOKEN_BUDGET, Engine
-from lopa.engine.session import Event, Session
+from lopa.distributed.fork_server import ForkServer
+from lopa.distributed.placement import DevicePlacement
+from lopa.distributed.rank_group import LostRankError, Message, RankGroup
+from lopa.distributed.rank_process import RoundResult
+from lopa.distributed.replay import ReplayLog
+from lopa.engine.base import TOKEN_BUDGET
+from lopa.engine.output import Event
+from lopa.engine.session import Session
 from lopa.errors import RankError
-from lopa.runner.base import check_room
 
-_TRIES = 4  # failures in a row, with no round between, before something else is tried
-_LOADING = 6.0  # while a model is read a rank may be silent for so many timeouts
-_BLAME = 0.25  # seconds in which the rank to blame may turn out
+_MAX_FAILURES = 4  # in a row, with no round between, before something else is tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,399 +39,221 @@ class Fault:
     ranks: int  # in that group
 
 
-class _LostError(Exception):
-    def __init__(self, rank: int | None, reason: str) -> None:
-        super().__init__(reason)
-        self.rank, self.reason = rank, reason
-
-
 @dataclass(slots=True)
-class _Process:
-    rank: int
-    pid: int
-    handle: int  # a pidfd where there is one, else -1
-    channel: Channel
-    heard: float = field(default_factory=time.monotonic)
-    phase: str = "starting"
-    ready: bool = False
+class _Supervised:
+    """A session that the ranks have."""
 
-    @property
-    def runs(self) -> bool:
-        if self.handle >= 0:  # readable when it has ended
-            poll = select.poll()
-            poll.register(self.handle, select.POLLIN)
-            return not poll.poll(0)
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
-
-    def end(self) -> None:
-        with suppress(ProcessLookupError):
-            if self.handle >= 0:
-                signal.pidfd_send_signal(self.handle, signal.SIGKILL)
-            else:
-                os.kill(self.pid, signal.SIGKILL)
-        self.channel.close()
-
-    def wait(self) -> None:
-        """Until it is really gone: only then is its memory free."""
-        if self.handle >= 0:
-            with selectors.DefaultSelector() as selector:
-                selector.register(self.handle, selectors.EVENT_READ)
-                selector.select(10.0)
-            os.close(self.handle)
-            self.handle = -1
-            return
-        with suppress(ProcessLookupError):
-            for _ in range(1000):
-                os.kill(self.pid, 0)
-                time.sleep(0.01)
+    number: int
+    session: Session
+    deliver: Callable[[Session, Event], None]
+    replay: ReplayLog = field(default_factory=ReplayLog)
+    running: bool = False  # the ranks have given it a slot
 
 
-class Supervisor(Engine):
-    """The interface of `Engine`: add sessions, step, abort, close. `end` ends its processes."""
-
+class Supervisor:
     def __init__(
         self,
         model: str,
-        options: dict[str, Any],  # of the model, for every rank
-        ranks: list[Place],
+        options: dict[str, Any],  # of `LLM`, for every rank
+        placements: list[DevicePlacement],  # of the ranks
         *,
-        tensors: int = 1,
+        tensor_parallel: int = 1,
         backend: str = "gloo",
         timeout: float = 10.0,
         report: Callable[[str], None] | None = None,
-        nursery: Nursery | None = None,  # where somebody has made one already
+        fork_server: ForkServer | None = None,
     ) -> None:
-        self.max_running, self.token_budget = MAX_RUNNING, TOKEN_BUDGET
-        self.waiting: deque[Session] = deque()
-        self.running: deque[Session] = deque()
-        self.faults: list[Fault] = []
-        self.rounds = 0
-        self._model, self._options = model, options
-        self._ranks, self._tensors = list(ranks), tensors
-        self._backend, self._timeout = backend, timeout
         self.report = report or (lambda line: None)
-        self._sessions: dict[int, Session] = {}  # by number
-        self._numbers: dict[int, int] = {}  # by id(session)
-        self._histories: dict[int, History] = {}
-        self._next = 0
-        self._told: deque[tuple[list[Told], list[int]]] = deque()
-        self.room = 0  # tokens of an empty cache: the same on every rank
-        self.pages: tuple[int, int] | None = None  # of the cache: held, and in all
-        self._processes: list[_Process] = []
+        self.faults: list[Fault] = []
+        self.capacity = 0  # tokens of an empty KV cache
+        self.kv_pages: tuple[int, int] | None = None
+        self._model, self._options, self._backend = model, options, backend
+        self._placements, self._tensor_parallel = list(placements), tensor_parallel
+        self._timeout = timeout
+        self._token_budget = TOKEN_BUDGET
+        self._sessions: dict[Session, _Supervised] = {}
+        self._next_number = 0
         self._failures: list[int | None] = []  # ranks to blame since the last round
-        self._proven = False  # this group has finished a round
-        self._listened = time.monotonic()
-        self._nursery = nursery
-        self._store: Any = None
+        self._fork_server = fork_server
+        self.group: RankGroup | None = None
         try:
             self._start_or_retry()
         except BaseException:
-            self.end()
+            self.close()
             raise
 
-    # -- the engine's interface ---------------------------------------------------------------
+    # -- sessions -----------------------------------------------------------------------------
 
-    def limit(self, max_running: int, token_budget: int) -> None:
-        Engine.__init__(self, None, max_running=max_running, token_budget=token_budget)  # type: ignore[arg-type]
-        self._tell("limits", max_running, token_budget)
+    def add(self, session: Session, deliver: Callable[[Session, Event], None]) -> None:
+        """Run a session; `deliver` is called with each of its events, in some `step`."""
+        if self.group is None:
+            raise RankError("the ranks have been ended: load the model again")
+        if not self._sessions:
+            self.group.forgive_silence()  # ranks say nothing while they are idle
+        entry = _Supervised(self._next_number, session, deliver)
+        self._next_number += 1
+        self._sessions[session] = entry
+        self._send_session(entry)
 
-    def add(self, session: Session) -> None:
-        check_room(session.capacity, self.room)
-        if not self.busy:  # ranks say nothing while they are idle
-            self._hear_afresh()
-        number = self._next
-        self._next += 1
-        self._sessions[number], self._numbers[id(session)] = session, number
-        self._histories[number] = History()
-        self.waiting.append(session)
-        prompt, config = session.trace.prompt_ids, session.config
-        self._tell("add", number, prompt, config, session.limit, None, ())
+    def remove(self, session: Session) -> None:
+        entry = self._sessions.pop(session, None)
+        if entry is not None and self.group is not None:
+            self.group.send("abort", entry.number)
 
-    def abort(self, session: Session) -> None:
-        number = self._numbers.get(id(session))
-        if number is not None:
-            self._forget(number)
-            self._tell("abort", number)
-        session.close()
+    def is_running(self, session: Session) -> bool:
+        return session in self._sessions and self._sessions[session].running
 
-    def step(self) -> list[tuple[Session, Event]]:
-        """The next round that happened; waits for it."""
-        while self.busy:
-            try:
-                if not self._told:
-                    self._listen(self._timeout / 20)
-                    continue
-                return self._take(*self._told.popleft())
-            except _LostError as lost:
-                self._rebuild(lost)
-        return []
+    def set_token_budget(self, tokens: int) -> None:
+        if tokens != self._token_budget and self.group is not None:
+            self.group.send("token_budget", tokens)
+        self._token_budget = tokens
 
-    def tend(self) -> None:
-        """Replace the group if a rank has ended while nothing ran; `step` sees to it otherwise."""
-        gone = [process.rank for process in self._processes if not process.runs]
+    def step(self) -> None:
+        """Wait a little for the ranks, and deliver what they report; replace a lost group."""
         try:
-            if gone:
-                raise _LostError(gone[0], "it is gone")
-            self._listen(0)
-        except _LostError as lost:
+            for message in self._group.receive(busy=bool(self._sessions)):
+                self._act_on(message)
+        except LostRankError as lost:
             self._rebuild(lost)
 
-    def end(self) -> None:
+    def check_ranks(self) -> None:
+        """Replace the group if a rank has ended while nothing ran; `step` does so otherwise."""
+        try:
+            self._group.check_alive()
+            for message in self._group.receive(busy=False, seconds=0):
+                self._act_on(message)
+        except LostRankError as lost:
+            self._rebuild(lost)
+
+    def close(self) -> None:
         """Drop every session and end every process; safe to call twice."""
-        for session in list(self._sessions.values()):
-            self._forget(self._numbers[id(session)])
-            session.close()
-        self._end_processes()
-        if self._nursery is not None:
-            self._nursery.close()
-            self._nursery = None
+        self._sessions.clear()
+        self._end_group()
+        if self._fork_server is not None:
+            self._fork_server.close()
+            self._fork_server = None
 
     @property
     def pids(self) -> list[int]:
         """Of the ranks, in their order."""
-        return [process.pid for process in self._processes]
+        return [] if self.group is None else self.group.pids
 
     @property
-    def alive(self) -> int:
-        """Ranks that are up."""
-        return sum(process.ready and process.runs for process in self._processes)
+    def ranks_alive(self) -> int:
+        return 0 if self.group is None else self.group.alive
 
     @property
-    def branches(self) -> int:
-        return len(self._ranks) // self._tensors
+    def _group(self) -> RankGroup:
+        if self.group is None:
+            raise LostRankError(None, "it has ended")
+        return self.group
 
-    # -- rounds -------------------------------------------------------------------------------
+    # -- what the ranks report ----------------------------------------------------------------
 
-    def _take(self, told: list[Told], running: list[int]) -> list[tuple[Session, Event]]:
-        self.rounds += 1
-        self._failures.clear()
-        events = []
-        for one in told:
-            session = self._sessions.get(one.session)
-            if session is None:
-                continue  # aborted meanwhile
-            if not session.trace.rounds and one.start and session.decoder.round == 0:
-                session.decoder.reuse(one.start)  # a prompt whose cache was there already
-                prompt = session.trace.prompt_ids[: one.start]
-                self._histories[one.session].begin(prompt, session.decoder)
-            plan = session.plan()
-            if plan is None or plan.index != one.index or plan.wanted.sum() != len(one.token):
-                raise _LostError(0, "it computes something else than the supervisor")
-            winner = session.choose(one.stats(plan))
-            self._histories[one.session].add(plan, winner)
-            event = session.take(one.seconds)
-            if event.output is not None:
-                self._forget(one.session)
-            events.append((session, event))
-        runs = {id(s) for n in running if (s := self._sessions.get(n)) is not None}
-        for session in [s for s in self.waiting if id(s) in runs]:
-            self.waiting.remove(session)
-            self.running.append(session)
-        return events
-
-    def _forget(self, number: int) -> None:
-        session = self._sessions.pop(number)
-        del self._numbers[id(session)], self._histories[number]
-        for line in (self.waiting, self.running):
-            with suppress(ValueError):
-                line.remove(session)
-
-    def _tell(self, *command: Any) -> None:
-        """The same to every rank. A rank that cannot hear is found out in the next step."""
-        for process in self._processes:
-            with suppress(_LostError):
-                self._send(process, *command)
-
-    def _send(self, process: _Process, *message: Any) -> None:
-        try:
-            process.channel.send(*message)
-        except OSError:
-            raise _LostError(process.rank, "it is gone") from None
-
-    # -- watching -----------------------------------------------------------------------------
-
-    def _listen(self, seconds: float) -> None:
-        """Wait so long for a sign of life from any rank, and take in what it says."""
-        if not self._processes:
-            raise _LostError(None, "it has ended")
-        if time.monotonic() - self._listened > self._timeout / 4:  # what is there counts as fresh
-            self._hear_afresh()
-        self._listened = time.monotonic()
-        for process in self._readable(seconds):
-            try:
-                messages = process.channel.waiting()
-            except (EOFError, OSError):
-                raise _LostError(process.rank, "it is gone") from None
-            process.heard = time.monotonic()
-            for message in messages:
-                self._hear(process, message)
-        self._find_silent()
-
-    def _hear_afresh(self) -> None:
-        for process in self._processes:
-            process.heard = time.monotonic()
-
-    def _readable(self, seconds: float) -> Iterator[_Process]:
-        with selectors.DefaultSelector() as selector:
-            for process in self._processes:
-                selector.register(process.channel, selectors.EVENT_READ, process)
-            for key, _ in selector.select(seconds):
-                yield key.data
-
-    def _hear(self, process: _Process, message: tuple[Any, ...]) -> None:
+    def _act_on(self, message: Message) -> None:
         kind, *rest = message
-        if kind == "beat":
-            process.phase, seconds = rest
-            # Reading the weights takes long, and so may a first forward, which compiles kernels.
-            limit = self._timeout * (1.0 if self._proven else _LOADING)
-            # Waiting for the others is no fault of its own, unless it never ends.
-            late = 0.8 * limit if process.phase != "waiting" else 1.5 * limit
-            if process.phase != "idle" and seconds > late:
-                at = f"it has been at {process.phase} for {seconds:.1f} s"
-                raise _LostError(process.rank, at)
+        if kind == "kv_pages":
+            self.kv_pages = rest[0]
         elif kind == "round":
-            self._told.append((rest[0], rest[1]))
-            self._proven = True
-        elif kind == "ready":
-            process.ready, process.phase = True, "idle"
-            self.room = rest[0]
-        elif kind == "pages":
-            self.pages = rest[0]
-        elif kind == "error":  # of the request or the model: another group would fail likewise
-            self._end_processes()
-            raise rest[0]
-        elif kind == "failed":
-            raise _LostError(process.rank, rest[0])
-        elif kind == "lost":  # because of another
-            raise _LostError(None, rest[0])
+            results, running = rest
+            self._failures.clear()
+            by_number = {entry.number: entry for entry in self._sessions.values()}
+            for number in running:
+                if number in by_number:
+                    by_number[number].running = True
+            for result in results:
+                if result.session in by_number:  # else it was removed meanwhile
+                    self._advance(by_number[result.session], result)
 
-    def _find_silent(self) -> None:
-        now = time.monotonic()
-        for process in self._processes:
-            limit = 0.8 * self._timeout * (1.0 if process.ready else _LOADING)
-            silent = now - process.heard
-            if (self.busy or not process.ready) and silent > limit:
-                raise _LostError(process.rank, f"it has been silent for {silent:.1f} s")
+    def _advance(self, entry: _Supervised, result: RoundResult) -> None:
+        session = entry.session
+        if session.decoder.round == 0 and result.start:  # a prompt that was cached already
+            session.decoder.reuse(result.start)
+            entry.replay.begin(session.trace.prompt_ids[: result.start], session.decoder)
+        plan = session.plan()
+        if plan is None or plan.index != result.index or plan.wanted.sum() != len(result.token):
+            raise LostRankError(0, "it computes something else than the supervisor")
+        winner = session.choose(result.stats(plan))
+        entry.replay.add(plan, winner)
+        event = session.record(result.seconds)
+        if event.output is not None:
+            del self._sessions[session]
+        entry.deliver(session, event)
 
     # -- the group ----------------------------------------------------------------------------
 
-    def _rebuild(self, lost: _LostError) -> None:
-        """End what is left, start anew, and take the sessions up where they are here."""
+    def _send_session(self, entry: _Supervised) -> None:
+        session = entry.session
+        decoder = session.decoder if session.trace.rounds else None
+        replay = tuple(entry.replay.plans)
+        prompt = session.trace.prompt_ids
+        self._group.send("add", entry.number, prompt, session.config, decoder, replay)
+
+    def _rebuild(self, lost: LostRankError) -> None:
+        """End what is left, start anew, and go on with the sessions as they are here."""
         noticed = time.monotonic()
         rank, reason = lost.rank, lost.reason
-        silent = max((noticed - p.heard for p in self._processes), default=0.0)
-        if rank is None and (rank := self._to_blame()) is not None:
+        silence = 0.0 if self.group is None else self.group.silence
+        if rank is None and (rank := self._blame()) is not None:
             reason = "it is gone"
         name = "a rank" if rank is None else f"rank {rank}"
         self.report(f"{name} was lost ({reason}): the group is rebuilt")
         self._failures.append(rank)
         self._start_or_retry()
-        took = time.monotonic() - noticed
-        self.faults.append(Fault(rank, reason, silent, took, len(self._ranks)))
-        self.report(f"the group of {len(self._ranks)} goes on after {took:.1f} s")
+        took, ranks = time.monotonic() - noticed, len(self._placements)
+        self.faults.append(Fault(rank, reason, silence, took, ranks))
+        self.report(f"the group of {ranks} goes on after {took:.1f} s")
 
-    def _to_blame(self) -> int | None:
-        """The others fail because one did: that one's channel ends, or it says nothing."""
-        until = time.monotonic() + _BLAME
-        while (left := until - time.monotonic()) > 0:
-            for process in self._readable(left):
-                try:
-                    process.channel.waiting()
-                except (EOFError, OSError):
-                    return process.rank
-        return None
+    def _blame(self) -> int | None:
+        return None if self.group is None else self.group.blame()
 
     def _start_or_retry(self) -> None:
         while True:
-            self._end_processes()
-            if len(self._failures) >= _TRIES:
-                self._do_with_less()
+            self._end_group()
+            if len(self._failures) >= _MAX_FAILURES:
+                self._drop_replica()
             try:
                 self._start()
                 return
-            except _LostError as lost:
-                rank = lost.rank if lost.rank is not None else self._to_blame()
+            except LostRankError as lost:
                 self.report(f"a group could not start ({lost.reason})")
-                self._failures.append(rank)
+                self._failures.append(lost.rank)
 
-    def _do_with_less(self) -> None:
+    def _drop_replica(self) -> None:
         """The same rank failed again and again: go on without its replica, if there are others."""
         rank = self._failures[-1]
         same = rank is not None and self._failures.count(rank) == len(self._failures)
-        if not same or self.branches == 1:
+        if not same or len(self._placements) == self._tensor_parallel:
             raise RankError(
                 f"the group failed {len(self._failures)} times without finishing a round: see the "
                 "messages above; a round that takes longer needs a larger --rank-timeout"
             )
         assert rank is not None
-        first = rank // self._tensors * self._tensors
-        del self._ranks[first : first + self._tensors]
+        first = rank // self._tensor_parallel * self._tensor_parallel
+        del self._placements[first : first + self._tensor_parallel]
         self._failures.clear()
-        self.report(f"rank {rank} fails again and again: {len(self._ranks)} ranks are left")
+        self.report(f"rank {rank} fails again and again: {len(self._placements)} ranks are left")
 
     def _start(self) -> None:
-        if self._nursery is None or self._nursery.process.poll() is not None:
-            if self._nursery is not None:
-                self._nursery.close()
-            self._nursery = Nursery(self._tensors > 1)
-        self._proven = False
-        self._store = meeting_place("127.0.0.1", 0, is_master=True)
-        common = {
-            "model": self._model,
-            "options": self._options,
-            "branches": self.branches,
-            "tensors": self._tensors,
-            "backend": self._backend,
-            "port": self._store.port,
-            "timeout": 2 * self._timeout,  # of collectives: the supervisor is to notice first
-            "period": self._timeout / 20,
-        }
-        for number, place in enumerate(self._ranks):
-            here, there = socket.socketpair()
-            orders = {
-                **common,
-                "rank": number,
-                "place": place,
-            }
-            with there:
-                try:
-                    pid = self._nursery.fork(orders, there)
-                except (EOFError, OSError):
-                    here.close()
-                    raise _LostError(None, "the nursery is gone") from None
-            self._processes.append(_Process(number, pid, _handle(pid), Channel(here)))
-        while not all(process.ready for process in self._processes):
-            self._listen(self._timeout / 20)
-        self._tell("limits", self.max_running, self.token_budget)
-        for session in [*self.running, *self.waiting]:
-            number = self._numbers[id(session)]
-            decoder: Decoder | None = session.decoder if session.trace.rounds else None
-            self._tell(
-                "add",
-                number,
-                session.trace.prompt_ids,
-                session.config,
-                session.limit,
-                decoder,
-                tuple(self._histories[number].plans),
-            )
+        if self._fork_server is None or not self._fork_server.is_alive:
+            if self._fork_server is not None:
+                self._fork_server.close()
+            self._fork_server = ForkServer(tensor_parallel=self._tensor_parallel > 1)
+        self.group = RankGroup(
+            self._fork_server,
+            self._model,
+            self._options,
+            self._placements,
+            tensor_parallel=self._tensor_parallel,
+            backend=self._backend,
+            timeout=self._timeout,
+        )
+        self.capacity = self.group.capacity
+        self.group.send("token_budget", self._token_budget)
+        for entry in sorted(self._sessions.values(), key=lambda e: (not e.running, e.number)):
+            self._send_session(entry)
 
-    def _end_processes(self) -> None:
-        for process in self._processes:
-            process.end()
-        for process in self._processes:
-            process.wait()
-        self._processes.clear()
-        self._told.clear()
-        self._store = None
-
-
-def _handle(pid: int) -> int:
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return -1
+    def _end_group(self) -> None:
+        if self.group is not None:
+            self.group.close()
+        self.group = None

@@ -56,7 +56,7 @@ def cut(model: Transformer, mesh: Mesh, device: torch.device) -> VocabularyStati
 
     `model.config` becomes that of the part: what a cache for it must hold.
     """
-    config, parts = model.config, mesh.tensors
+    config, parts = model.config, mesh.tensor_parallel
     check(config, parts)
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     inner = config.intermediate_size
@@ -84,7 +84,7 @@ def cut(model: Transformer, mesh: Mesh, device: torch.device) -> VocabularyStati
         kv_heads=config.kv_heads // parts,
         intermediate_size=config.intermediate_size // parts,
     )
-    return VocabularyStatistics(mesh, part_of(config.vocab_size, mesh.tensor, parts).start)
+    return VocabularyStatistics(mesh, part_of(config.vocab_size, mesh.tensor_rank, parts).start)
 
 
 def sum_outputs(model: Transformer, mesh: Mesh) -> None:
@@ -94,14 +94,14 @@ def sum_outputs(model: Transformer, mesh: Mesh) -> None:
     """
     for layer in model.layers:
         for module in (layer.attention.out, layer.feed_forward.down):  # type: ignore[union-attr]
-            module.register_forward_hook(lambda _module, _inputs, out: mesh.sum(out))  # type: ignore[union-attr]
+            module.register_forward_hook(lambda _module, _inputs, out: mesh.sum_over_parts(out))  # type: ignore[union-attr]
 
 
 def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
     return DeviceMesh.from_group(
         [mesh.across, mesh.within],
         device.type,
-        mesh=torch.arange(mesh.world).view(mesh.branches, mesh.tensors),
+        mesh=torch.arange(mesh.world).view(mesh.branch_parallel, mesh.tensor_parallel),
         mesh_dim_names=("branch", "tensor"),
     )["tensor"]
 
@@ -123,7 +123,7 @@ class _Columns(_Style):
         self.sections = list(sections)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        here, parts = self.mesh.tensor, self.mesh.tensors
+        here, parts = self.mesh.tensor_rank, self.mesh.tensor_parallel
         for name, parameter in list(module.named_parameters(recurse=False)):
             rows = [s.chunk(parts)[here] for s in torch.split(parameter.data, self.sections)]
             self._keep(module, name, torch.cat(rows))
@@ -135,7 +135,11 @@ class _Rows(_Style):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         weight: Any = module.weight
-        self._keep(module, "weight", weight.data.chunk(self.mesh.tensors, dim=1)[self.mesh.tensor])
+        self._keep(
+            module,
+            "weight",
+            weight.data.chunk(self.mesh.tensor_parallel, dim=1)[self.mesh.tensor_rank],
+        )
         return module
 
 
@@ -148,7 +152,7 @@ class _Vocabulary(_Style):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         weight: Any = module.weight
-        held = part_of(len(weight), self.mesh.tensor, self.mesh.tensors)
+        held = part_of(len(weight), self.mesh.tensor_rank, self.mesh.tensor_parallel)
         self._keep(module, "weight", weight.data[held.start : held.stop])
         if self.sums:
             module.forward = lambda tokens: self._look_up(module, tokens, held)
@@ -158,4 +162,4 @@ class _Vocabulary(_Style):
         weight: Any = module.weight
         own = (tokens >= held.start) & (tokens < held.stop)
         found = F.embedding(torch.where(own, tokens - held.start, 0), weight)
-        return self.mesh.sum(found.masked_fill(~own[:, None], 0.0))
+        return self.mesh.sum_over_parts(found.masked_fill(~own[:, None], 0.0))

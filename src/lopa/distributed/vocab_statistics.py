@@ -56,7 +56,7 @@ class VocabularyStatistics:
         second = top.values[:, 1] if logits.shape[1] > 1 else torch.full_like(highest, -torch.inf)
         columns += [highest, total, ids[top.indices[:, 0]], second]
         # [parts, N, columns], as fp64: it holds every token id and fp32 exactly.
-        parts = self.mesh.parts(torch.stack([c.double() for c in columns], dim=-1))
+        parts = self.mesh.gather_parts(torch.stack([c.double() for c in columns], dim=-1))
         *found, highest, total, highest_id, second = parts.unbind(-1)
         # The first part wins a tie: it holds the lower ids.
         winner = found[0].argmax(dim=0)[None]
@@ -79,22 +79,24 @@ class VocabularyStatistics:
         at = (overall + norm.log())[:, None].to(logits.dtype)
         probs = (logits - at).exp()
         entropy = (probs * torch.log(probs + ENTROPY_EPS)).sum(dim=-1)
-        return token, max_prob, self.mesh.sum(entropy)
+        return token, max_prob, self.mesh.sum_over_parts(entropy)
 
     def _keep_top(self, logits: Tensor, ids: Tensor, top_p: float, top_k: int) -> Tensor:
         """top-p, then top-k: everything else becomes −inf, as on one device."""
         if top_p < 1.0:
             highest = self._most(logits.amax(dim=-1))
             weight = (logits - highest[:, None]).exp()
-            total = self.mesh.sum(weight.sum(dim=-1))
+            total = self.mesh.sum_over_parts(weight.sum(dim=-1))
             probs = weight / total[:, None]
             order = _ordered(logits)
             cut = self._cut(order, probs, lambda above: above <= top_p)
             # Of equals at the cut those with the lowest ids stay, as far as the share reaches.
             equal = order == cut[:, None]
-            above = self.mesh.sum(probs.masked_fill(order <= cut[:, None], 0.0).sum(dim=-1))
-            counts = self.mesh.parts(equal.sum(dim=-1))
-            earlier = counts[: self.mesh.tensor].sum(dim=0)[:, None] + equal.cumsum(dim=-1) - 1
+            above = self.mesh.sum_over_parts(
+                probs.masked_fill(order <= cut[:, None], 0.0).sum(dim=-1)
+            )
+            counts = self.mesh.gather_parts(equal.sum(dim=-1))
+            earlier = counts[: self.mesh.tensor_rank].sum(dim=0)[:, None] + equal.cumsum(dim=-1) - 1
             kept = above[:, None] + earlier * probs <= top_p
             logits = logits.masked_fill((order < cut[:, None]) | (equal & ~kept), -torch.inf)
         if top_k > 0:
@@ -113,13 +115,13 @@ class VocabularyStatistics:
             # floor((low + high) / 2) without leaving int64
             middle = (low & high) + ((low ^ high) >> 1)
             above = weight.masked_fill(order <= middle[:, None], 0.0).sum(dim=-1)
-            good = fits(self.mesh.sum(above))
+            good = fits(self.mesh.sum_over_parts(above))
             high = torch.where(good, middle, high)
             low = torch.where(good, low, middle + 1)
         return high
 
     def _most(self, values: Tensor) -> Tensor:
-        return self.mesh.parts(values).amax(dim=0)
+        return self.mesh.gather_parts(values).amax(dim=0)
 
 
 def _at(values: Tensor, columns: Tensor) -> Tensor:

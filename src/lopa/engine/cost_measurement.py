@@ -2,8 +2,8 @@
 
 Whole rounds are timed, the decoder's own time included, for the numbers of branches that auto
 chooses from; where a round takes long the largest are left out, since on a slow device time grows
-with tokens evenly. A device that works alone is timed as it goes on from round to round of one
-answer: after a round of another size it takes longer. The measure belongs to the run, not to a
+with tokens evenly. An asynchronous runner is timed as it goes on from round to round of one answer:
+after a round of another size it takes longer. The measure belongs to the run, not to a
 request: it is taken once and kept.
 """
 
@@ -19,6 +19,7 @@ from typing import Any, Literal
 from lopa.config import AUTO_BRANCHES, DecodeConfig
 from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME, RoundCost
 from lopa.decoding.decoder import Decoder
+from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
 from lopa.errors import CapacityError
 from lopa.models.config import ModelConfig
@@ -52,7 +53,7 @@ def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeCo
             if one.seconds and (not timed or one.tokens > timed[-1].tokens):
                 timed.append(one)
             else:
-                one.session.close()
+                one.engine.close()
         for one in timed:
             one.seconds.clear()  # those were to get ready
         began = time.perf_counter()
@@ -63,7 +64,7 @@ def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeCo
                 one.turn()
     finally:
         for one in timed:
-            one.session.close()
+            one.engine.close()
     if not timed:
         return EVERY_ROUND_THE_SAME
     # The median: the fastest of each may be of different moments of a machine whose speed varies.
@@ -73,7 +74,6 @@ def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeCo
 
 
 def steady_session(
-    runner: Runner,
     model: ModelConfig,
     settings: Callable[..., DecodeConfig],
     branches: int | Literal["auto"],
@@ -102,7 +102,7 @@ def steady_session(
         shift=model.shift,
         aligned=model.trained_block is not None,
     )
-    return Session(runner, None, decoder, ids)
+    return Session(decoder, None)
 
 
 class _Timed:
@@ -119,8 +119,10 @@ class _Timed:
         block = settings(decoder="lopa").block_size
         window = max(window // block, 1) * block
         self.branches = branches
-        self.make = partial(steady_session, runner, model, settings, branches, window, PREFIX)
+        self.engine = Scheduler(runner, max_running=1)
+        self.make = partial(steady_session, model, settings, branches, window, PREFIX)
         self.session = self.make()
+        self.engine.add(self.session)
         self.tokens = 0  # of a round, once one was timed
         self.seconds: list[float] = []
 
@@ -136,19 +138,20 @@ class _Timed:
                     self.tokens = tokens
                     self.seconds.append(record.seconds)
                     return
-            self.session.close()
+            self.engine.abort(self.session)
             self.session = self.make()
+            self.engine.add(self.session)
 
     def _next(self) -> Round | None:
-        """The next round, or the one after it where the device goes on by itself.
+        """The next round, or the one after it where the runner is asynchronous.
 
-        The session's own time of a round is taken, from the end of the last one: a device that goes
-        on has begun by then, and whatever keeps the host meanwhile would make the rest seem short.
+        A round that was launched before others had their turns is done again and its time is of
+        no use: the one behind it is timed.
         """
-        was_ahead = self.session.is_ahead
-        event = self.session.step(ahead=True)
-        if event is not None and self.session.is_ahead:  # it has had one of this size now
-            event = self.session.step(ahead=True)
-        elif was_ahead:  # an answer's last round, which was begun before others had their turns
+        was_launched = self.engine.in_flight is not None
+        events = self.engine.step()
+        if events and self.engine.in_flight is not None:
+            events = self.engine.step()
+        elif was_launched:  # an answer's last round
             return None
-        return None if event is None else event.round
+        return events[0][1].round if events else None

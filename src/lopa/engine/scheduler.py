@@ -1,140 +1,107 @@
-"""The engine: many sessions on one runner, each round in one forward (continuous batching).
+"""The scheduler: many sessions on one runner, a round of all of them in one forward.
 
-Sessions wait in line and are taken up in their order as soon as the runner has room for them. A
-round takes as many running sessions as its token budget allows, in turn, so that none is left
-behind; a session that could not go this time goes first the next time. It knows nothing of text or
-of the network: whoever drives it adds sessions, calls `step` and hands the events on.
+Sessions are admitted in their order as soon as the KV cache can hold them (continuous batching). A
+round takes as many running sessions as its token budget allows, in turn; one that could not go this
+time goes first the next time.
 
-Where the device works by itself, the next round is begun before the records of the last one are
-made, and before whoever drives the engine reads them.
+The round in flight is one object, `InFlightRound`. Where the runner is asynchronous the next round
+is launched as soon as the last one is committed: the device works while records are made, text is
+detokenized and whoever drives the engine reads the events.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterator
+from dataclasses import dataclass
 
-from lopa.engine.session import Event, Session
-from lopa.errors import ConfigError
-from lopa.runner.base import Runner
-from lopa.types import Plan
-
-MAX_RUNNING = 32
-TOKEN_BUDGET = 8192
+from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
+from lopa.engine.output import Event
+from lopa.engine.session import Session
+from lopa.errors import CapacityError
+from lopa.runner.base import InFlight, Runner
+from lopa.types import Plan, Stats
 
 
-class Engine:
-    """Not thread-safe: one loop owns it."""
+@dataclass(slots=True)
+class InFlightRound:
+    """A round that has been launched: its sessions, and the forward of their plans."""
 
+    sessions: list[Session]
+    forward: InFlight
+
+    @classmethod
+    def launch(cls, runner: Runner, turn: list[tuple[Session, Plan]], now: float) -> InFlightRound:
+        for session, _ in turn:
+            if session.launched_at is None:  # a long prompt takes several forwards
+                session.launched_at = now
+        forward = runner.launch([(session.slot, plan) for session, plan in turn])
+        return cls([session for session, _ in turn], forward)
+
+    def wait(self) -> list[tuple[Session, Stats]]:
+        """The sessions whose statistics are there; a prompt may want another forward."""
+        found = zip(self.sessions, self.forward.wait(), strict=True)
+        return [(session, stats) for session, stats in found if stats is not None]
+
+
+class Scheduler(Engine):
     def __init__(
         self,
         runner: Runner,
         *,
-        max_running: int = MAX_RUNNING,  # sessions that hold a slot at once
-        token_budget: int = TOKEN_BUDGET,  # tokens forwarded in a round
+        max_running: int = MAX_RUNNING,
+        token_budget: int = TOKEN_BUDGET,
+        overlap: bool = True,  # launch the next round before the events of this one are read
     ) -> None:
-        if max_running < 1:
-            raise ConfigError(f"max_running must be at least 1: got {max_running}")
-        if token_budget < 1:
-            raise ConfigError(f"token_budget must be at least 1: got {token_budget}")
+        super().__init__(max_running, token_budget)
         self.runner = runner
-        self.max_running = max_running
-        self.token_budget = token_budget
-        self.waiting: deque[Session] = deque()
-        self.running: deque[Session] = deque()  # whose turn it is, first
-        self._began: dict[Session, float] = {}  # when its round was first forwarded
-        self._begun: list[tuple[Session, Plan]] = []  # the next turn, where it is under way
+        self.overlap = overlap and runner.is_async
+        self.in_flight: InFlightRound | None = None
+
+    def check(self, session: Session) -> None:
+        self.runner.check(session.capacity)
 
     def add(self, session: Session) -> None:
-        """Wait in line. A session that the runner can never hold is refused here."""
-        self.runner.check(session.capacity)
+        self.check(session)
         self.waiting.append(session)
 
     def abort(self, session: Session) -> None:
-        """Drop a session wherever it is; its slot is free at once."""
-        for line in (self.waiting, self.running):
-            if session in line:
-                line.remove(session)
-        if any(one is session for one, _ in self._begun):
-            self._begun = []  # what was begun with it is done again without it
-        self._began.pop(session, None)
-        session.close()
+        for queue in (self.waiting, self.running):
+            if session in queue:
+                queue.remove(session)
+        if self.in_flight is not None and session in self.in_flight.sessions:
+            self.in_flight = None  # the others' plans are launched again, without it
+        self._release(session)
 
     @property
-    def busy(self) -> bool:
-        return bool(self.waiting or self.running)
+    def kv_pages(self) -> tuple[int, int] | None:
+        return self.runner.kv_pages
 
     def step(self) -> list[tuple[Session, Event]]:
-        """One round: what became of each session that went. Finished ones have left."""
-        turn = self._begun or self._next_turn()
-        if not turn:
+        in_flight = self.in_flight or self._launch(time.perf_counter())
+        if in_flight is None:
             return []
-        self._begun = []
-        began = time.perf_counter()
-        for session, _ in turn:
-            self._began.setdefault(session, began)
-        found = self.runner.forward([(session.slot, plan) for session, plan in turn])
-        if len(turn) < len(self.running):
-            for session, _ in turn:  # to the end of the line
+        self.in_flight = None
+        done = in_flight.wait()
+        if len(in_flight.sessions) < len(self.running):
+            for session in in_flight.sessions:  # to the end of the queue
                 self.running.remove(session)
                 self.running.append(session)
-        # A long prompt takes several forwards: None until it is through.
-        done = [(s, stats) for (s, _), stats in zip(turn, found, strict=True) if stats is not None]
         self.runner.commit([(session.slot, session.choose(stats)) for session, stats in done])
-        ended = time.perf_counter()
-        spent = {session: ended - self._began.pop(session) for session, _ in done}
-        for session in spent:
+        now = time.perf_counter()
+        spent = []
+        for session, _ in done:
+            assert session.launched_at is not None
+            spent.append((session, now - session.launched_at))
+            session.launched_at = None
             if session.plan() is None:
                 self.running.remove(session)
-                session.close()  # its room is for the next one
-        self._begin(ended)
-        return [(session, session.take(seconds)) for session, seconds in spent.items()]
+                self._release(session)  # its slot is for the next one
+        if self.overlap:
+            self.in_flight = self._launch(now)
+        return [(session, session.record(seconds)) for session, seconds in spent]
 
-    def run(self, sessions: Iterator[Session]) -> Iterator[Session]:
-        """Run sessions to their end, in order of completion; few are made before their time.
-
-        On the way out every slot is freed.
-        """
-        try:
-            while True:
-                while len(self.waiting) < self.max_running:  # so that none of its places is empty
-                    session = next(sessions, None)
-                    if session is None:
-                        break
-                    self.add(session)
-                if not self.busy:
-                    return
-                for session, event in self.step():
-                    if event.output is not None:
-                        yield session
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Drop every session."""
-        for session in [*self.waiting, *self.running]:
-            self.abort(session)
-
-    def _admit(self) -> None:
-        new: list[Session] = []
-        while self.waiting and len(self.running) + len(new) < self.max_running:
-            if not self.waiting[0].open():
-                break  # no room until another has finished
-            new.append(self.waiting.popleft())
-        # New ones go first, in their order: their first round is what their users wait for.
-        self.running.extendleft(reversed(new))
-
-    def _begin(self, now: float) -> None:
-        """The next round, where the device can have it at once."""
-        turn = self._next_turn()
-        if turn and self.runner.begin([(session.slot, plan) for session, plan in turn]):
-            self._begun = turn
-            for session, _ in turn:
-                self._began.setdefault(session, now)
-
-    def _next_turn(self) -> list[tuple[Session, Plan]]:
-        """The sessions of the next round: none only where none runs."""
+    def _launch(self, now: float) -> InFlightRound | None:
+        """Launch the next round; None where no session runs. now: when its time begins."""
         self._admit()
         turn: list[tuple[Session, Plan]] = []
         tokens = 0
@@ -145,4 +112,38 @@ class Engine:
             if turn and tokens > self.token_budget:
                 break
             turn.append((session, plan))
-        return turn
+        return InFlightRound.launch(self.runner, turn, now) if turn else None
+
+    def _admit(self) -> None:
+        new: list[Session] = []
+        while self.waiting and len(self.running) + len(new) < self.max_running:
+            if not self._open(self.waiting[0]):
+                break  # no capacity until another has finished
+            new.append(self.waiting.popleft())
+        if self.waiting and not (self.running or new):
+            raise CapacityError("no capacity in the KV cache: other requests hold it")
+        # New ones go first, in their order: their first round is what their users wait for.
+        self.running.extendleft(reversed(new))
+
+    def _open(self, session: Session) -> bool:
+        """Give a session a slot of the runner, and its cache if it goes on from elsewhere."""
+        runner = self.runner
+        # A session that goes on writes its own cache: what others have cached is not the same.
+        prompt = () if session.replay else session.trace.prompt_ids
+        slot = runner.open(session.config, session.capacity, prompt)
+        if slot is None:
+            return False
+        session.slot = slot
+        if not session.replay:
+            session.decoder.reuse(runner.reused(slot))
+        for plan in session.replay:
+            while runner.forward([(slot, plan)])[0] is None:
+                pass
+            runner.commit([(slot, 0)])
+        session.replay = ()
+        return True
+
+    def _release(self, session: Session) -> None:
+        if session.slot >= 0:
+            self.runner.close(session.slot)
+            session.slot = -1

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from lopa.engine.llm import LLM, Prompt
+    from lopa.engine.llm import LLM
+    from lopa.engine.prompts import Prompt
 
 Scores: TypeAlias = Mapping[str, bool]  # by name; the first is the one that counts
 

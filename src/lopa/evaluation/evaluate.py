@@ -63,7 +63,7 @@ def answer(
     todo = [i for i in range(len(asked)) if (setting, i) not in samples.samples]
     prompts = [asked[i].encode(llm, benchmark.bos) for i in todo]
     began = time.perf_counter()
-    for index, output in llm.generate_together(prompts, config, max_running=batch_size):
+    for index, output in llm.generate_as_completed(prompts, config, max_running=batch_size):
         elapsed = time.perf_counter() - began
         number = todo[index]
         scores = asked[number].score(output.text)

@@ -21,7 +21,8 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 from lopa.config import options_of
-from lopa.engine.llm import LLM, Prompt
+from lopa.engine.llm import LLM
+from lopa.engine.prompts import Prompt
 from lopa.errors import ConfigError
 from lopa.evaluation import code_eval
 from lopa.evaluation.likelihood import log_likelihood
@@ -65,7 +66,7 @@ class HarnessLM(LM):  # type: ignore[misc]  # the harness has no types
         tokenizer = self.llm.tokenizer
         if tokenizer is None or tokenizer.chat_template is None or isinstance(chat_template, str):
             raise ConfigError("this model has no such template: leave --apply_chat_template out")
-        return tokenizer.chat_template
+        return str(tokenizer.chat_template)
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
@@ -83,7 +84,7 @@ class HarnessLM(LM):  # type: ignore[misc]  # the harness has no types
         for indices in kinds.values():
             config = self._config(requests[indices[0]].args[1])
             prompts = [_prompt(requests[i].args[0]) for i in indices]
-            outputs = self.llm.generate_together(prompts, config, max_running=self.at_once)
+            outputs = self.llm.generate_as_completed(prompts, config, max_running=self.at_once)
             for place, output in outputs:
                 answers[indices[place]] = output.text
                 self.cache_hook.add_partial(

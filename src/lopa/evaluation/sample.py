@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lopa.engine.session import Output
+from lopa.engine.output import Output
 from lopa.errors import ConfigError, LopaError
 from lopa.evaluation.wilson import wilson
 

@@ -1,14 +1,16 @@
 """Runners execute plans. They are the only part that touches a device.
 
-A runner owns one slot (room in a KV cache) per sequence. `forward` returns the statistics of each
-plan; when the decoders have chosen, `commit` makes the winners' keys and values the sequences' own.
-Where the winner was forwarded on another device, `staged` there and `install` here do that.
-`lopa.runner.paged` is the one in use, `lopa.runner.reference` the plain one it is tested against.
+A runner owns one slot (capacity in a KV cache) per sequence. `launch` starts a forward and
+`InFlight.wait` returns the statistics of each plan; when the decoders have chosen, `commit` makes
+the winners' keys and values the sequences' own. Where the winner was forwarded on another device,
+`staged` there and `install` here do that. `lopa.runner.paged` is the one in use,
+`lopa.runner.reference` the plain one it is tested against.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -17,24 +19,55 @@ from lopa.config import DecodeConfig
 from lopa.errors import CapacityError
 from lopa.types import Plan, Stats
 
+Plans = Sequence[tuple[int, Plan]]  # (slot, plan)
 
-def check_room(capacity: int, room: int) -> None:
-    """Refuse a request that is larger than the whole cache."""
-    if capacity > room:
+
+def check_capacity(tokens: int, capacity: int) -> None:
+    """Refuse a request that is larger than the whole KV cache."""
+    if tokens > capacity:
         raise CapacityError(
-            f"the request needs room for {capacity} tokens and the whole cache holds {room}: "
-            "shorten it, or give the cache more tokens"
+            f"the request needs capacity for {tokens} tokens and the whole KV cache holds "
+            f"{capacity}: shorten it, or give the cache more tokens"
         )
 
 
+class InFlight(Protocol):
+    """A forward that has been launched."""
+
+    def wait(self) -> Sequence[Stats | None]:
+        """The statistics of each plan; None: the same plan wants another forward.
+
+        Another forward of the same runner makes this one stale: it is then done again.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """The forward of a synchronous runner: it happens in `wait`."""
+
+    runner: SyncRunner
+    plans: Plans
+
+    def wait(self) -> Sequence[Stats | None]:
+        return self.runner.forward(self.plans)
+
+
 class Runner(Protocol):
-    """What an engine needs of a runner; slots are opaque to it."""
+    """What a scheduler needs of a runner; slots are opaque to it."""
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the device works between `launch` and `wait`."""
+
+    @property
+    def kv_pages(self) -> tuple[int, int] | None:
+        """Pages of the KV cache in use, and in all; None where it has none."""
 
     def check(self, capacity: int) -> None:
         """Refuse what no empty cache could hold."""
 
     def open(self, config: DecodeConfig, capacity: int, prompt: Sequence[int] = ()) -> int | None:
-        """A slot for one sequence of at most `capacity` tokens; None when there is no room now.
+        """A slot for one sequence of at most `capacity` tokens; None when there is none now.
 
         prompt: what the sequence begins with; its keys and values may be there already (`reused`).
         """
@@ -47,18 +80,25 @@ class Runner(Protocol):
     def cost(self, plan: Plan) -> int:
         """Tokens that the plan adds to a forward, all layers counted."""
 
-    def begin(self, plans: Sequence[tuple[int, Plan]]) -> bool:
-        """Start the forward that will be asked for next, if it can go on by itself meanwhile.
+    def launch(self, plans: Plans) -> InFlight:
+        """Start a forward. It is committed before the next one is launched."""
 
-        A hint, given after the commit of the round before: where another forward comes first, the
-        work is lost and nothing else.
-        """
-
-    def forward(self, plans: Sequence[tuple[int, Plan]]) -> Sequence[Stats | None]:
-        """The statistics of each plan; None: the same plan wants another forward."""
+    def forward(self, plans: Plans) -> Sequence[Stats | None]:
+        """`launch` and `wait`."""
 
     def commit(self, winners: Sequence[tuple[int, int]]) -> None:
         """(slot, winning row) of every plan that the last forward gave statistics for."""
+
+
+class SyncRunner(Runner, Protocol):
+    """A runner whose `forward` does it all: `launch` defers to it."""
+
+    @property
+    def is_async(self) -> bool:
+        return False
+
+    def launch(self, plans: Plans) -> InFlight:
+        return Deferred(self, plans)
 
 
 class StagingRunner(Runner, Protocol):

@@ -19,7 +19,7 @@ from lopa.config import DecodeConfig
 from lopa.errors import LopaError
 from lopa.models.transformer import Transformer
 from lopa.runner.backend_torch import Found, Step, places
-from lopa.runner.base import check_room
+from lopa.runner.base import Deferred, InFlight, Plans, check_capacity
 from lopa.runner.batch import Batch, make_batch
 from lopa.runner.kv_cache import PAGE, Pages, pages_for
 from lopa.runner.prefix_cache import Entry, Prefixes
@@ -48,6 +48,24 @@ class _Slot:
     carry_position: int = -1
 
 
+class _Launched:
+    """A forward that the device is working on. Only short rows are launched."""
+
+    def __init__(self, runner: PagedRunner, plans: Plans) -> None:
+        self.runner, self.plans = runner, plans
+        self.batch = make_batch(plans, runner.config.shift)
+        runner.step.begin(self.batch, *runner._of_slots(plans))
+
+    def wait(self) -> list[Stats | None]:
+        runner = self.runner
+        if runner._latest is not self:  # its staged rows have been overwritten
+            return runner.forward(self.plans)
+        for slot, plan in self.plans:
+            runner._slots[slot].plan = plan
+        found = runner._pieces(self.batch, runner.step.finish())
+        return [runner._stats(plan, found[slot]) for slot, plan in self.plans]
+
+
 class PagedRunner:
     def __init__(
         self,
@@ -69,19 +87,27 @@ class PagedRunner:
         self.step = step(model, self.pages)
         self._slots: dict[int, _Slot] = {}
         self._free: list[int] = []
-        self._begun: tuple[list[tuple[int, Plan]], Batch] | None = None
+        self._latest: _Launched | None = None  # whose staged rows the backend holds
         if warmup:
             self.step.warm_up(warmup)
 
     @property
-    def room(self) -> int:
+    def is_async(self) -> bool:
+        return self.step.works_alone
+
+    @property
+    def capacity(self) -> int:
         """Tokens of an empty cache."""
         return self.pages.count * PAGE
+
+    @property
+    def kv_pages(self) -> tuple[int, int]:
+        return self.pages.used, self.pages.count
 
     # -- slots --------------------------------------------------------------------------------
 
     def check(self, capacity: int) -> None:
-        check_room(capacity, self.room)
+        check_capacity(capacity, self.capacity)
 
     def open(self, config: DecodeConfig, capacity: int, prompt: Sequence[int] = ()) -> int | None:
         self.check(capacity)
@@ -152,32 +178,18 @@ class PagedRunner:
         alone = len(plan.rows) == 1
         return min(plan.rows.size, self.prefill_tokens) if alone else plan.rows.size
 
-    def begin(self, plans: Sequence[tuple[int, Plan]]) -> bool:
-        self._begun = None
-        if not self.step.works_alone:
-            return False
+    def launch(self, plans: Plans) -> InFlight:
         for slot, plan in plans:
-            if self.cost(plan) != plan.rows.size:
-                return False
             self._check_carry(self._slots[slot], plan)
-        batch = make_batch(plans, self.config.shift)
-        states = [self._slots[slot] for slot, _ in plans]
-        self.step.begin(batch, [s.table for s in states], [s.config for s in states])
-        self._begun = list(plans), batch
-        return True
-
-    def forward(self, plans: Sequence[tuple[int, Plan]]) -> list[Stats | None]:
-        begun, self._begun = self._begun, None
-        if begun is not None and begun[0] == list(plans):
-            for slot, plan in plans:
-                self._slots[slot].plan = plan
-            pieces = self._pieces(begun[1], self.step.finish())
-        else:
-            pieces = self._forward(plans)
-        return [self._stats(plan, pieces.get(slot)) for slot, plan in plans]
+        if not self.is_async or any(self.cost(plan) != plan.rows.size for _, plan in plans):
+            self._latest = None
+            return Deferred(self, plans)
+        self._latest = _Launched(self, plans)
+        return self._latest
 
     @torch.inference_mode()
-    def _forward(self, plans: Sequence[tuple[int, Plan]]) -> dict[int, Found | None]:
+    def forward(self, plans: Plans) -> list[Stats | None]:
+        self._latest = None
         found: dict[int, Found | None] = {}
         short = []
         for slot, plan in plans:
@@ -194,17 +206,19 @@ class PagedRunner:
         long = next((s for s in self._slots.values() if s.prefill is not None), None)
         if short:
             batch = make_batch(short, self.config.shift)
-            states = [self._slots[slot] for slot, _ in short]
-            tables = [state.table for state in states]
-            made = self.step.forward(batch, tables, [state.config for state in states])
-            found |= self._pieces(batch, made)
+            found |= self._pieces(batch, self.step.forward(batch, *self._of_slots(short)))
         for slot, _ in plans:
             state = self._slots[slot]
             if state is long and state.prefill is not None:
                 found[slot] = next(state.prefill)
                 if found[slot] is not None:
                     state.prefill, state.begins = None, None
-        return found
+        return [self._stats(plan, found.get(slot)) for slot, plan in plans]
+
+    def _of_slots(self, plans: Plans) -> tuple[list[IntArray], list[DecodeConfig]]:
+        """What a backend needs to know of the slots of a batch."""
+        states = [self._slots[slot] for slot, _ in plans]
+        return [state.table for state in states], [state.config for state in states]
 
     def _pieces(self, batch: Batch, found: Found) -> dict[int, Found | None]:
         """By slot; where its rows are is noted for the commit."""

@@ -17,6 +17,7 @@ from lopa.config import AttentionName, DecodeConfig
 from lopa.errors import LopaError
 from lopa.models.transformer import Transformer
 from lopa.runner.attention import sdpa
+from lopa.runner.base import SyncRunner
 from lopa.runner.reference_cache import Cache
 from lopa.runner.statistics import statistics
 from lopa.types import BoolArray, IntArray, Plan, Stats
@@ -43,7 +44,7 @@ class _Staged:
     hidden: Tensor  # [R, L, hidden]
 
 
-class ReferenceRunner:
+class ReferenceRunner(SyncRunner):
     """Plain torch on any device: all rows of all plans in one padded batch. Correct and simple."""
 
     def __init__(self, model: Transformer) -> None:
@@ -54,6 +55,10 @@ class ReferenceRunner:
         self.cache = Cache(model.config, parameter.device, parameter.dtype)
         self._slots: dict[int, _Slot] = {}
         self._staged: _Staged | None = None
+
+    @property
+    def kv_pages(self) -> None:
+        return None
 
     def check(self, capacity: int) -> None:
         """The cache grows as it is needed."""
@@ -72,9 +77,6 @@ class ReferenceRunner:
 
     def cost(self, plan: Plan) -> int:
         return plan.rows.size
-
-    def begin(self, plans: Sequence[tuple[int, Plan]]) -> bool:
-        return False
 
     @torch.inference_mode()
     def forward(self, plans: Sequence[tuple[int, Plan]]) -> list[Stats]:

@@ -30,27 +30,28 @@ def _time(study: Study, branches: int) -> Findings:
     times: dict[str, list[float]] = {part: [] for part in PARTS}
     for problem in study.problems:
         session = study.model.session(problem.prompt, config)
+        slot = runner.open(config, session.capacity)
+        assert slot is not None
         try:
-            session.open()
             while True:
                 marks = [time.perf_counter()]
-                plan = session.decoder.plan()
+                plan = session.plan()
                 marks.append(time.perf_counter())
                 if plan is None:
                     break
                 stats = None
                 while stats is None:
-                    (stats,) = runner.forward([(session.slot, plan)])
+                    (stats,) = runner.forward([(slot, plan)])
                 marks.append(time.perf_counter())
-                record = session.decoder.advance(stats)
+                winner = session.choose(stats)
                 marks.append(time.perf_counter())
-                runner.commit([(session.slot, record.winner)])
+                runner.commit([(slot, winner)])
                 marks.append(time.perf_counter())
-                if record.index > 1:
+                if session.record(marks[-1] - marks[0]).round.index > 1:
                     for part, began, ended in zip(PARTS, marks, marks[1:], strict=False):
                         times[part].append(ended - began)
         finally:
-            session.close()
+            runner.close(slot)
     found = {part: 1e3 * median(values) for part, values in times.items()}
     whole = sum(found.values())
     return {

@@ -47,18 +47,18 @@ class Job:
 
     def run(self, llm: LLM) -> Iterator[Sample]:
         """In order of completion, not scored yet."""
-        numbers: dict[int, int] = {}
+        numbers: dict[Session, int] = {}
 
         def begin() -> Iterator[Session]:
             for number, prompt in self.prompts:
                 session = _session(llm, prompt, self.config, self.setting)
-                numbers[id(session)] = number
+                numbers[session] = number
                 yield session
 
         for session in llm.engine(max_running=self.together).run(begin()):
             assert session.output is not None
             notes = getattr(session.decoder, "notes", None)
-            number = numbers.pop(id(session))
+            number = numbers.pop(session)
             yield make_sample(self.key, number, False, session.output, notes=notes)
 
 
@@ -149,4 +149,4 @@ def _session(llm: LLM, prompt: str, config: DecodeConfig, setting: Setting) -> S
         aligned=usual.aligned,
         seed=setting.seed,
     )
-    return Session(llm.runner, llm.tokenizer, decoder, ids)
+    return Session(decoder, llm.tokenizer)

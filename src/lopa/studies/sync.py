@@ -15,7 +15,7 @@ from typing import Any, get_args
 from lopa.bench.parallel import as_dict, measure_ranks
 from lopa.config import AttentionName, DecodeConfig
 from lopa.distributed.rank_llm import RankLLM
-from lopa.engine.llm import Prompt
+from lopa.engine.prompts import Prompt
 from lopa.evaluation import plots
 from lopa.studies.study import Findings, Table
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lopa.serving.jobs import Accepted, Advance, Event, Finished, Job, Token
 
 if TYPE_CHECKING:
-    from lopa.engine.session import Event as Step
+    from lopa.engine.output import Event as Step
     from lopa.engine.session import Session
 
 MASK = "▁"
@@ -61,7 +61,7 @@ class Task:
             round=record.index,
             text=text,
             filled=sum(token != self.session.decoder.mask_id for token in step.tokens),
-            settled=self.session.taken,
+            settled=self.session.detokenized,
             seconds=record.seconds,
             rank=0 if record.winner == anchor else record.winner + 1,
             branches=len(record.branches),
@@ -88,7 +88,7 @@ class Task:
         self._probabilities.update((fill.position, fill.max_prob) for fill in record.fills)
         if won is not None:
             self._probabilities[won.position] = won.max_prob
-        begin, self._settled = self._settled, self.session.taken
+        begin, self._settled = self._settled, self.session.detokenized
         found = []
         for index in range(begin, self._settled):
             token = step.tokens[index]
@@ -135,7 +135,7 @@ class Task:
         """What stands to the right of the final text, as it may still turn out."""
         mask, tokenizer = self.session.decoder.mask_id, self.session.tokenizer
         piece = tokenizer.piece if tokenizer else str
-        return "".join(MASK if t == mask else piece(t) for t in tokens[self.session.taken :])
+        return "".join(MASK if t == mask else piece(t) for t in tokens[self.session.detokenized :])
 
     def _pieces(self, tokens: Iterable[int]) -> dict[str, str]:
         if self.session.tokenizer is None:

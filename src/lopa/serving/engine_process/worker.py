@@ -7,8 +7,8 @@ the API's end of the socket is closed, however that came about, so that none is 
 An error of the model in a round (LopaError) fails the jobs that ran in it. Anything else ends the
 process: the API starts another, with clean state, and submits its jobs again.
 
-With several ranks the engine is their supervisor, and no round happens in this process. A rank that
-is lost costs a pause; when the supervisor gives up (RankError), this process ends like above.
+With several ranks no round happens in this process. A rank that is lost costs a pause; when the
+ranks' supervisor gives up (RankError), this process ends like above.
 """
 
 from __future__ import annotations
@@ -32,23 +32,17 @@ from lopa.serving.ipc import Channel
 from lopa.serving.jobs import Accepted, Event, Failed, Job, pack
 
 if TYPE_CHECKING:
-    from lopa.distributed.supervisor import Supervisor
-    from lopa.engine.llm import LLM
-
-_LOOK_EVERY = 1.0  # seconds between looks at idle ranks
+    from lopa.engine.llm import BaseLLM
 
 
 class Worker:
     """Drives an engine by orders from a channel, until the channel is closed."""
 
-    def __init__(self, llm: LLM, config: EngineConfig, channel: Channel) -> None:
+    def __init__(self, llm: BaseLLM, config: EngineConfig, channel: Channel) -> None:
         given = {"max_running": config.max_running, "token_budget": config.token_budget}
         self.llm = llm
         self.config = config
         self.engine = llm.engine(**{k: v for k, v in given.items() if v is not None})
-        self._ranks: Supervisor | None = getattr(llm, "supervisor", None)
-        if self._ranks is not None:
-            self._ranks.report = self.note
         context = llm.config.max_positions
         self.most_tokens = min(context, config.max_request_tokens or context)
         self._channel = channel
@@ -63,8 +57,7 @@ class Worker:
         """One short answer, so that the first user does not pay for what is made on first use."""
         token = next(i for i in range(2) if i != self.llm.config.mask_id)
         job = Job(id="warm-up", prompt=[token], max_tokens=1)
-        session = self.open(job)[0].session
-        while session.step() is not None:
+        for _ in self.engine.stream(self.open(job)[0].session):
             pass
         if self._is_timed:
             _ = self.llm.round_cost  # later on other sessions would be running beside the measure
@@ -72,7 +65,7 @@ class Worker:
     @property
     def _is_timed(self) -> bool:
         """Whether rounds are, for `branches="auto"`."""
-        return self._ranks is None and "lopa" in family_named(self.llm.config.family).decoders
+        return self.llm.measures_cost and "lopa" in family_named(self.llm.config.family).decoders
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -82,7 +75,7 @@ class Worker:
             "device": str(self.llm.device),
             "decoders": list(family_named(self.llm.config.family).decoders),
             "chat": bool(self.llm.tokenizer and self.llm.tokenizer.chat_template),
-            "ranks": self._alive,
+            "ranks": self.engine.ranks_alive,
             "round_cost": self.llm.round_cost.points if self._is_timed else None,
             "pid": os.getpid(),
         }
@@ -92,7 +85,7 @@ class Worker:
         while True:
             with self._changed:
                 while not (self._orders or self._closed or self.engine.busy):
-                    if not self._changed.wait(None if self._ranks is None else _LOOK_EVERY):
+                    if not self._changed.wait(self.engine.idle_check_seconds):
                         break
                 orders, self._orders = self._orders, []
             if self._closed:
@@ -105,27 +98,27 @@ class Worker:
                     task = self._tasks.pop(what, None)
                     if task is not None:
                         self.engine.abort(task.session)
-            if self._ranks is not None and not self.engine.busy:
-                self._ranks.tend()
+            if not self.engine.busy:
+                self.engine.check_ranks()
             self._send(self._step(), engine=self.gauges())
 
     def _step(self) -> list[tuple[str, Event]]:
-        by_session = {id(task.session): task for task in self._tasks.values()}
+        by_session = {task.session: task for task in self._tasks.values()}
         events: list[tuple[str, Event]] = []
         try:
             steps = self.engine.step()
         except RankError:
             raise
         except LopaError as error:
-            # A supervisor learns that a session runs by its first round.
+            # Sessions on ranks are known to run by their first round.
             for session in list(self.engine.running) or list(self.engine.waiting):
-                task = by_session[id(session)]
+                task = by_session[session]
                 self.engine.abort(session)
                 del self._tasks[task.job.id]
                 events.append((task.job.id, Failed(kind="engine", message=str(error))))
             return events
         for session, step in steps:
-            task = by_session[id(session)]
+            task = by_session[session]
             events += [(task.job.id, event) for event in task.report(step)]
             if step.output is not None:
                 del self._tasks[task.job.id]
@@ -144,20 +137,16 @@ class Worker:
         names = [name for name in ("decoder", "window") if name in given]
         usual = llm.decode_config(self.config.preset, **{name: given[name] for name in names})
         block = 1 if usual.window == "canvas" else given.get("block_size", usual.block_size)
-        room = self.most_tokens - len(ids)
+        left = self.most_tokens - len(ids)
         wanted = job.max_tokens or given.get("max_new_tokens", usual.max_new_tokens)
-        whole = isinstance(block, int) and block > 0  # else the settings' own check speaks
-        if job.max_tokens is None and whole:
-            wanted = min(wanted, room // block * block or room)
-        if room < 1 or wanted > room:
+        if job.max_tokens is None and isinstance(block, int) and block > 0:
+            wanted = min(wanted, left // block * block or left)
+        if left < 1 or wanted > left:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens, and with max_tokens {max(wanted, 1)} that is "
                 f"more than the {self.most_tokens} that a request may hold here: shorten the "
                 "prompt or ask for fewer tokens"
             )
-        limit = None
-        if given.get("early_stop", usual.early_stop) and whole:
-            limit, wanted = wanted, -(-wanted // block) * block
         given["max_new_tokens"] = wanted
         if job.nth:
             given["seed"] = given.get("seed", self._usual.seed) + job.nth
@@ -165,17 +154,11 @@ class Worker:
         # More rounds than tokens fill nothing in most of them, and may be any number.
         most = config.block_size if config.decoder == "sdar" else config.max_new_tokens
         if config.steps is not None and config.steps > most:
-            raise ConfigError(f"steps must be at most {most} here, a token a round")
-        if len(ids) + wanted > llm.config.max_positions:
-            raise PromptError(
-                f"max_tokens {limit} are {wanted} in whole blocks of {block}, which do not fit "
-                f"behind a prompt of {len(ids)} tokens: shorten the prompt, ask for fewer tokens, "
-                "or give a smaller block_size"
-            )
-        session = llm.session(ids, config, limit=limit)
-        llm.runner.check(session.capacity)
+            raise ConfigError(f"steps must be at most {most} here, one token per round")
+        session = llm.session_from_ids(ids, config)
+        self.engine.check(session)
         task = Task(job, session, since)
-        return task, task.accepted(limit or wanted)
+        return task, task.accepted(wanted)
 
     def _with_defaults(self, options: dict[str, Any]) -> dict[str, Any]:
         """The server's defaults under what a request gives, less what its decoder cannot use."""
@@ -220,28 +203,16 @@ class Worker:
         """Something for the log, and what it changes."""
         self._send([], log=line, engine=self.gauges())
 
-    @property
-    def _alive(self) -> int:
-        return 1 if self._ranks is None else self._ranks.alive
-
     def gauges(self) -> dict[str, Any]:
         """The engine as it is now."""
         running = list(self.engine.running)
         return {
             "running": len(running),
             "waiting": len(self.engine.waiting),
-            "ranks": self._alive,
+            "ranks": self.engine.ranks_alive,
             "cache_tokens": sum(session.capacity for session in running),
-            "pages": self._pages,
+            "pages": self.engine.kv_pages,
         }
-
-    @property
-    def _pages(self) -> tuple[int, int] | None:
-        """Of the cache: held, and in all; None where it has none, or nobody has said."""
-        if self._ranks is not None:
-            return self._ranks.pages
-        pages = getattr(self.llm.runner, "pages", None)
-        return None if pages is None else (pages.used, pages.count)
 
 
 def _param(error: LopaError, job: Job) -> str | None:
@@ -267,9 +238,17 @@ def main(descriptor: int) -> int:
     if settings is None:
         return 0
     config = EngineConfig(**settings)
-    llm: LLM | None = None
+    llm: BaseLLM | None = None
+    worker: Worker | None = None
+
+    def report(line: str) -> None:
+        if worker is None:
+            channel.send({"log": line})
+        else:
+            worker.note(line)
+
     try:
-        llm = _load(config, lambda line: channel.send({"log": line}))
+        llm = _load(config, report)
         worker = Worker(llm, config, channel)
         worker.warm_up()
         gc.collect()
@@ -294,14 +273,15 @@ def main(descriptor: int) -> int:
     return 0
 
 
-def _load(config: EngineConfig, report: Callable[[str], None]) -> LLM:
+def _load(config: EngineConfig, report: Callable[[str], None]) -> BaseLLM:
     if config.ranks == 1:
         from lopa.engine.llm import LLM
 
         return LLM(config.model, **config.llm)
-    from lopa.distributed.fork_server import Nursery
+    from lopa.distributed.fork_server import ForkServer
 
-    nursery = Nursery(config.tensor_parallel > 1)  # which imports torch while this process does
+    # It imports torch while this process does.
+    fork_server = ForkServer(tensor_parallel=config.tensor_parallel > 1)
     try:
         from lopa.distributed.parallel_llm import ParallelLLM
 
@@ -311,11 +291,11 @@ def _load(config: EngineConfig, report: Callable[[str], None]) -> LLM:
             tensor_parallel=config.tensor_parallel,
             rank_timeout=config.rank_timeout or RANK_TIMEOUT,
             report=report,
-            nursery=nursery,
+            fork_server=fork_server,
             **config.llm,
         )
     except BaseException:
-        nursery.close()
+        fork_server.close()
         raise
 
 

@@ -156,7 +156,7 @@ def build(
 
     A replica has a core for each of its ranks, and `gpus` devices.
     """
-    from lopa.engine.scheduler import MAX_RUNNING
+    from lopa.engine.base import MAX_RUNNING
 
     check(replicas, max_replicas)
     at_once = engine.max_running or MAX_RUNNING
