@@ -36,7 +36,7 @@ class Plan:
     cached: int  # length of the cache that is valid before this round
     commit: int  # tokens from `start` whose KV of the winner is written to the cache
     rows: IntArray  # [R, L] tokens; lookaheads in rank order, the anchor last
-    ends: IntArray  # [R] end of each row, absolute; what lies behind it is padding
+    row_ends: IntArray  # [R] end of each row, absolute; what lies behind it is padding
     wanted: BoolArray  # [R, L] where statistics are asked for: the masks
     block_ids: IntArray | None  # [L] block of each position under block attention, else None
 
@@ -45,7 +45,7 @@ class Plan:
 class Stats:
     """What a runner returns for a plan: [R, L] each, meaningful where `wanted` was set."""
 
-    token: IntArray  # the argmax, or the draw; never the mask token
+    token: IntArray  # the argmax, or a sample; never the mask token
     max_prob: FloatArray  # its probability
     ranking: FloatArray  # the confidence that orders positions and scores branches
 
@@ -68,8 +68,8 @@ class Branch:
     score: float
     masks: int  # masks it had left, before any fill of this round
     end: int
-    eos: bool  # an end of text has been placed in it
-    # How sure it was of the best token at each of those masks, from left to right: a byte in
+    eos: bool  # an EOS token has been placed in it
+    # Probability of the best token at each of those masks, from left to right: a byte in
     # hexadecimal each, ff for probability 1. For looking at; what decides is in Stats.
     landscape: str = ""
 

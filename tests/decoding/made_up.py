@@ -38,7 +38,7 @@ class MadeUp:
         ranking = np.full(plan.rows.shape, np.nan, np.float32)
         before = decoder.tokens[: plan.start].tolist()
         for r, c in zip(*np.nonzero(plan.wanted), strict=True):
-            row = (*before, *plan.rows[r, : plan.ends[r] - plan.start].tolist())
+            row = (*before, *plan.rows[r, : plan.row_ends[r] - plan.start].tolist())
             found = self.at(plan.index, row, plan.start + int(c))
             token[r, c], max_prob[r, c], ranking[r, c] = found
         return Stats(token, max_prob, ranking)

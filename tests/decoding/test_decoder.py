@@ -174,17 +174,17 @@ def test_invariants(
 
 @EXAMPLES
 @given(sources, every_window, st.booleans())
-def test_the_outlook_is_of_the_frame_that_opens(
+def test_the_peeked_row_is_that_of_the_frame_that_opens(
     source: MadeUp, config: DecodeConfig, aligned: bool
 ) -> None:
     decoder = new_decoder(config, aligned=aligned)
     window, masks = decoder.window, decoder._masks
     while True:
         frame = window.open(masks, [], [decoder.has_eos])
-        tokens, alone = window.outlook(masks, decoder.has_eos)
-        assert tokens == (0 if frame is None else frame.ends[0] - frame.start)
+        length, is_waiting = window.peek_row(masks, decoder.has_eos)
+        assert length == (0 if frame is None else frame.row_ends[0] - frame.start)
         is_one = frame is not None and frame.first + frame.blocks[0] == 1
-        assert alone == (config.window == "pipeline" and is_one and window.count > 1)
+        assert is_waiting == (config.window == "pipeline" and is_one and window.count > 1)
         if (plan := decoder.plan()) is None:
             break
         decoder.advance(source.stats(decoder, plan))
@@ -211,7 +211,7 @@ def test_branch_order_does_not_matter(
         shuffled = copy.deepcopy(decoder)
         shuffled._plan = None
         shuffled.round -= 1
-        random.shuffle(shuffled.ahead)
+        random.shuffle(shuffled.drafts)
         plan, other = decoder.plan(), shuffled.plan()
         assert plan is not None
         assert other is not None
@@ -247,7 +247,7 @@ def test_a_record_made_while_the_next_round_is_under_way(
 @EXAMPLES
 @given(sources, every_window)
 def test_early_stop_is_a_prefix_of_parity(source: MadeUp, config: DecodeConfig) -> None:
-    """Stopping early changes when a run ends, never what it says up to the end of text."""
+    """Stopping early changes when a run ends, never what it says up to EOS."""
     full = new_decoder(config)
     drive(full, source)
     settings = {**config.settings(), "early_stop": True}

@@ -31,7 +31,7 @@ def a_plan(rows: int, length: int, commit: int, block: bool, seed: int = 0) -> P
         cached=8,
         commit=commit,
         rows=random.integers(0, 99, (rows, length)),
-        ends=np.full(rows, 8 + length),
+        row_ends=np.full(rows, 8 + length),
         wanted=random.random((rows, length)) < 0.5,
         block_ids=np.zeros(length, np.int64) if block else None,
     )

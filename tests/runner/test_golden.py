@@ -106,7 +106,7 @@ def test_cached_forward(folder: Path) -> None:
             cached=start,
             commit=commit,
             rows=rows,
-            ends=rows[0, :1] * 0 + end,
+            row_ends=rows[0, :1] * 0 + end,
             wanted=rows == rows,
             block_ids=None,
         )

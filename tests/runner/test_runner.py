@@ -47,7 +47,7 @@ class Uncached:
         self.plan = plan
         token = np.zeros(plan.rows.shape, np.int64)
         max_prob, ranking = np.zeros((2, *plan.rows.shape), np.float32)
-        for r, end in enumerate(plan.ends.tolist()):
+        for r, end in enumerate(plan.row_ends.tolist()):
             row = np.concatenate([self.known[: plan.start], plan.rows[r, : end - plan.start]])
             logits = raw_logits(
                 self.model,

@@ -50,8 +50,8 @@ def test_observing_changes_nothing() -> None:
     observed, records = decode(Observed)
     assert records == decode(Decoder)[1]
     notes = observed.notes
-    seen = zip(records, notes["scores"], notes["brought"], notes["placed"], strict=True)
-    for record, scores, tokens, placed in seen:
+    noted = zip(records, notes["scores"], notes["brought"], notes["placed"], strict=True)
+    for record, scores, tokens, placed in noted:
         assert scores["mean"] == [branch.score for branch in record.branches]
         lookahead = record.branches[record.winner].lookahead
         assert placed == (None if lookahead is None else lookahead.max_prob)
@@ -63,8 +63,8 @@ def test_observing_changes_nothing() -> None:
 def test_the_least_confident_first() -> None:
     _, records = decode(LeastConfident)
     for record in records:
-        sure = [a.confidence for a in record.spawned]
-        assert sure == sorted(sure, reverse=True)  # of the negated ranking
+        ranked = [a.confidence for a in record.spawned]
+        assert ranked == sorted(ranked, reverse=True)  # of the negated ranking
 
 
 def test_rank_correlation() -> None:

@@ -15,8 +15,8 @@ import numpy as np
 
 from lopa.config import DecodeConfig
 from lopa.decoding import fill, lookahead
-from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME, Budget, RoundCost
-from lopa.decoding.round_view import Seen, ends_of_text
+from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME, BranchBudget, RoundCost
+from lopa.decoding.round_view import RoundView, eos_mask
 from lopa.decoding.windows import Frame, Pipeline, make_window
 from lopa.errors import PromptError
 from lopa.types import (
@@ -39,9 +39,9 @@ class _Chosen(NamedTuple):
 
     plan: Plan
     frame: Frame
-    seen: Seen
-    ahead: list[Lookahead]  # what each row but the last had placed
-    eos: list[bool]  # by row
+    view: RoundView
+    drafts: list[Lookahead]  # what each row but the last had placed
+    has_eos: list[bool]  # by row
     scores: lookahead.Scores | None  # by row; None: there was but one
     winner: int
     found_masks: list[int]  # by block, before the fills
@@ -78,11 +78,11 @@ class Decoder:
         length = self.window.base + self.window.count * self.window.size
         self.tokens = np.full(length, mask_id, np.int64)  # the anchor's canvas
         self.tokens[: self.prompt] = prompt_ids
-        self.ahead: list[Lookahead] = []
-        self.budget: Budget | None = None
+        self.drafts: list[Lookahead] = []
+        self.budget: BranchBudget | None = None
         if config.branches == "auto":
             measured = cost if config.objective == "speed" else None
-            self.budget = Budget(measured or EVERY_ROUND_THE_SAME)
+            self.budget = BranchBudget(measured or EVERY_ROUND_THE_SAME)
         self.has_eos = False
         self.round = 0
         self.finish: FinishReason | None = None
@@ -109,10 +109,10 @@ class Decoder:
 
     @property
     def first_eos(self) -> int | None:
-        """Index among the new tokens of the first end of text, filled or not to its left."""
+        """Index among the new tokens of the first EOS token, filled or not to its left."""
         if not self.has_eos:
             return None
-        found = ends_of_text(self.tokens[self.prompt :], self.eos_ids)
+        found = eos_mask(self.tokens[self.prompt :], self.eos_ids)
         first = int(found.argmax())
         return first if found[first] else None
 
@@ -139,23 +139,22 @@ class Decoder:
             self.end("rounds")
             return None
         size, base = self.window.size, self.window.base
-        eos = [self.has_eos or a.token in self.eos_ids for a in self.ahead] + [self.has_eos]
-        frame = self.window.open(
-            self._masks, [(a.position - base) // size for a in self.ahead], eos
-        )
+        has_eos = [self.has_eos or d.token in self.eos_ids for d in self.drafts] + [self.has_eos]
+        blocks = [(d.position - base) // size for d in self.drafts]
+        frame = self.window.open(self._masks, blocks, has_eos)
         if frame is None:
             self.end("eos" if self.has_eos else "length")
             return None
         self.round += 1
 
-        end = max(frame.ends)
-        ends = np.array(frame.ends)
-        rows = self.tokens[None, frame.start : end].repeat(len(eos), axis=0)
-        for row, ahead in enumerate(self.ahead):
-            rows[row, ahead.position - frame.start] = ahead.token
+        end = max(frame.row_ends)
+        row_ends = np.array(frame.row_ends)
+        rows = self.tokens[None, frame.start : end].repeat(len(has_eos), axis=0)
+        for row, draft in enumerate(self.drafts):
+            rows[row, draft.position - frame.start] = draft.token
         wanted = rows == self.mask_id
-        if min(frame.ends) != end:
-            wanted &= np.arange(frame.start, end) < ends[:, None]
+        if min(frame.row_ends) != end:
+            wanted &= np.arange(frame.start, end) < row_ends[:, None]
         if self.config.window == "blocks":  # the masks behind the block are only context
             wanted[:, base + (frame.first + 1) * size - frame.start :] = False
         block_ids = None
@@ -163,14 +162,14 @@ class Decoder:
             block_ids = (np.arange(frame.start, end) - (0 if self.aligned else base)) // size
             if not self.aligned:
                 block_ids[: max(0, base - frame.start)] = -1  # the prompt is one block
-        self._frame, self._eos_rows = frame, eos
+        self._frame, self._eos_rows = frame, has_eos
         self._plan = Plan(
             index=self.round,
             start=frame.start,
             cached=frame.cached,
             commit=frame.commit,
             rows=rows,
-            ends=ends,
+            row_ends=row_ends,
             wanted=wanted,
             block_ids=block_ids,
         )
@@ -190,30 +189,30 @@ class Decoder:
         plan, frame = self._plan, self._frame
         if plan is None or frame is None:
             raise RuntimeError("statistics without a plan")
-        config, size, ahead = self.config, self.window.size, self.ahead
-        seen = self._seen(plan, frame, stats)
+        config, size, drafts = self.config, self.window.size, self.drafts
+        view = self._view(plan, frame, stats)
         scores, winner = None, 0
-        if ahead:
-            scores = lookahead.score(seen, ahead, size, config)
+        if drafts:
+            scores = lookahead.score(view, drafts, size, config)
             winner = self._select(scores)
 
         # The winner becomes the anchor, its lookahead token included, and is filled.
-        if winner < len(ahead):
-            placed = ahead[winner]
+        if winner < len(drafts):
+            placed = drafts[winner]
             self.tokens[placed.position] = placed.token
             self._masks[(placed.position - self.window.base) // size] -= 1
         found_masks = self._masks.copy()
-        chosen, forced = self._fill(seen.cells(winner, frame, size), frame)
+        chosen, forced = self._fill(view.cells(winner, frame, size), frame)
         counts = np.add.reduce(chosen, axis=1, dtype=np.int64)
         for block, count in enumerate(counts.tolist(), frame.first):
             self._masks[block] -= count
         chosen = chosen.reshape(-1)
         columns = chosen.nonzero()[0]
-        filled = seen.token[winner][columns]
-        self.tokens[seen.offset + columns] = filled
+        filled = view.token[winner][columns]
+        self.tokens[view.offset + columns] = filled
         self.has_eos = self._eos_rows[winner] or not self.eos_ids.isdisjoint(filled.tolist())
         self.window.close(frame, winner, self._masks)
-        self.ahead = self._look_ahead(winner, chosen, seen) if config.most_branches else []
+        self.drafts = self._look_ahead(winner, chosen, view) if config.most_branches else []
         self._block_round = self._block_round + 1 if self._masks[frame.first] else 0
         self._plan = self._frame = None
         if config.early_stop and self.has_eos:
@@ -227,15 +226,15 @@ class Decoder:
         self._chosen = _Chosen(
             plan=plan,
             frame=frame,
-            seen=seen,
-            ahead=ahead,
-            eos=self._eos_rows,
+            view=view,
+            drafts=drafts,
+            has_eos=self._eos_rows,
             scores=scores,
             winner=winner,
             found_masks=found_masks,
             columns=columns,
             forced=forced.reshape(-1),
-            spawned=self.ahead,
+            spawned=self.drafts,
         )
         return winner
 
@@ -246,20 +245,20 @@ class Decoder:
             raise RuntimeError("a record without a round")
         if self.budget is not None:
             self._learn(self.budget, chosen)
-        plan, frame, seen = chosen.plan, chosen.frame, chosen.seen
+        plan, frame, view = chosen.plan, chosen.frame, chosen.view
         scores = chosen.scores
         if scores is None:
-            scores = lookahead.score(seen, [], self.window.size, self.config)
-        counts = seen.masks.sum(axis=1)
+            scores = lookahead.score(view, [], self.window.size, self.config)
+        counts = view.masks.sum(axis=1)
         branches = [
             Branch(*row)
             for row in zip(
-                [*chosen.ahead, None],
+                [*chosen.drafts, None],
                 scores.tolist(),
                 counts.tolist(),
-                frame.ends,
-                chosen.eos,
-                _landscapes(seen.masks, counts, seen.max_prob),
+                frame.row_ends,
+                chosen.has_eos,
+                _landscapes(view.masks, counts, view.max_prob),
                 strict=True,
             )
         ]
@@ -272,7 +271,7 @@ class Decoder:
             winner=chosen.winner,
             fills=self._fills(chosen),
             spawned=chosen.spawned,
-            blocks=self.window.view(frame, chosen.winner, chosen.found_masks),
+            blocks=self.window.block_views(frame, chosen.winner, chosen.found_masks),
         )
 
     # -- pieces -------------------------------------------------------------------------------
@@ -286,84 +285,88 @@ class Decoder:
         """What positions to look ahead at are ranked by, the highest first."""
         return ranking
 
-    def _look_ahead(self, row: int, chosen: BoolArray, seen: Seen) -> list[Lookahead]:
+    def _look_ahead(self, row: int, chosen: BoolArray, view: RoundView) -> list[Lookahead]:
         """The branches of the next round, from the winner's row and what was filled of it."""
         end = len(chosen)  # of the row's own blocks
-        free = self._free(row, seen)[:end] & ~chosen
-        max_prob, ranking = seen.max_prob[row, :end], self._ranked(seen.ranking[row, :end])
+        free = self._free(row, view)[:end] & ~chosen
+        max_prob, ranking = view.max_prob[row, :end], self._ranked(view.ranking[row, :end])
         columns = lookahead.candidates(free, max_prob, ranking, self.config)
         if self.budget is not None:
-            sure = float(max_prob[columns[0]]) if len(columns) else 0.0
+            top_prob = float(max_prob[columns[0]]) if len(columns) else 0.0
             # The first forward shows too little to tell.
-            is_open = self.round > 1 and not self._end_in_view(row, end, seen)
-            columns = columns[: self._worth(self.budget, len(columns), sure, is_open)]
-        return lookahead.spawn(columns, row, seen, ranking)
+            is_open = self.round > 1 and not self._eos_in_view(row, end, view)
+            columns = columns[: self._worth(self.budget, len(columns), top_prob, is_open)]
+        return lookahead.spawn(columns, row, view, ranking)
 
-    def _free(self, row: int, seen: Seen) -> BoolArray:
+    def _free(self, row: int, view: RoundView) -> BoolArray:
         """The masks of a row that a lookahead may be placed on."""
-        masks: BoolArray = seen.masks[row].copy()
+        masks: BoolArray = view.masks[row].copy()
         if self.config.lookahead_eos:
             return masks
-        masks &= ~seen.ends[row]
+        masks &= ~view.is_eos[row]
         if self.has_eos and (end := self.first_eos) is not None:
-            masks[max(0, self.prompt + end - seen.offset) :] = False
+            masks[max(0, self.prompt + end - view.offset) :] = False
         return masks
 
-    def _end_in_view(self, row: int, end: int, seen: Seen) -> bool:
-        """Whether an end of text is filled, or the best token of a mask up to there."""
+    def _eos_in_view(self, row: int, end: int, view: RoundView) -> bool:
+        """Whether an EOS token is filled, or the best token of a mask up to there."""
         if self.has_eos:
             return True
-        return bool(np.count_nonzero(seen.ends[row, :end] & seen.masks[row, :end]))
+        return bool(np.count_nonzero(view.is_eos[row, :end] & view.masks[row, :end]))
 
-    def _seen(self, plan: Plan, frame: Frame, stats: Stats) -> Seen:
+    def _view(self, plan: Plan, frame: Frame, stats: Stats) -> RoundView:
         offset = self.window.base + frame.first * self.window.size
         first = offset - plan.start
-        view = slice(first, first + max(frame.blocks) * self.window.size)
-        found = stats.token[:, view], stats.max_prob[:, view], stats.ranking[:, view]
-        return Seen(offset, plan.wanted[:, view], *found, self.eos_ids)
+        here = slice(first, first + max(frame.blocks) * self.window.size)
+        found = stats.token[:, here], stats.max_prob[:, here], stats.ranking[:, here]
+        return RoundView(offset, plan.wanted[:, here], *found, self.eos_ids)
 
-    def _worth(self, budget: Budget, candidates: int, sure: float, is_open: bool) -> int:
-        """How many of the candidates the next round is to try; see `Budget.branches`."""
-        row, alone = self.window.outlook(self._masks, self.has_eos)
-        return budget.branches(row, candidates, sure, alone=alone, is_open=is_open) if row else 0
+    def _worth(self, budget: BranchBudget, candidates: int, top_prob: float, is_open: bool) -> int:
+        """How many of the candidates the next round is to try; see `choose_branches`."""
+        row = self.window.peek_row(self._masks, self.has_eos)
+        if not row.length:
+            return 0
+        return budget.choose_branches(
+            row.length, candidates, top_prob, is_waiting=row.is_waiting, is_open=is_open
+        )
 
-    def _learn(self, budget: Budget, chosen: _Chosen) -> None:
+    def _learn(self, budget: BranchBudget, chosen: _Chosen) -> None:
         """Tell the budget what the round would have brought with each number of branches."""
         rivals = [0]
         if chosen.scores is not None:
-            lone = lookahead.wins_alone(chosen.scores, chosen.ahead, self.config)
+            lone = lookahead.wins_alone(chosen.scores, chosen.drafts, self.config)
             rivals = budget.winners(chosen.scores.tolist(), lone)
         rows = sorted({*rivals})
         tokens = dict(zip(rows, self._brought(rows, chosen), strict=True))
         # The prompt, which the first round has too, is no choice, and may be in the cache already.
         start = chosen.plan.start
         begin = max(start, self.window.base) if chosen.plan.index == 1 else start
-        forwarded = int((chosen.plan.ends - begin).sum())
+        forwarded = int((chosen.plan.row_ends - begin).sum())
         budget.learn([tokens[row] for row in rivals], forwarded)
 
     def _brought(self, rows: list[int], chosen: _Chosen) -> list[int]:
-        """Tokens that each row would bring as the winner, less those behind an end of text."""
-        seen, plan, frame = chosen.seen, chosen.plan, chosen.frame
+        """Tokens that each row would bring as the winner, less those behind an EOS token."""
+        view, plan, frame = chosen.view, chosen.plan, chosen.frame
         size = self.window.size
         if self.config.window == "pipeline":  # every row at once
-            masks = seen.masks[rows]
-            passed = masks & (seen.max_prob[rows] > np.float32(self.config.threshold))
+            masks = view.masks[rows]
+            passed = masks & (view.max_prob[rows] > np.float32(self.config.threshold))
             shape = (len(rows), -1, size)
             stuck = masks.reshape(shape).any(axis=2) & ~passed.reshape(shape).any(axis=2)
             forced = (stuck & frame.may_force[rows]).sum(axis=1)
         else:
-            fills = [self._fill(seen.cells(row, frame, size), frame) for row in rows]
+            fills = [self._fill(view.cells(row, frame, size), frame) for row in rows]
             passed = np.stack([filled.chosen.ravel() for filled in fills])
             forced = np.zeros(len(rows), np.int64)
-        over = passed & seen.ends[rows]
-        if any(chosen.eos):  # some are there already; those of a prompt are none
-            columns = np.arange(seen.offset, seen.offset + passed.shape[1])
+        over = passed & view.is_eos[rows]
+        if any(chosen.has_eos):  # some are there already; those of a prompt are none
+            columns = np.arange(view.offset, view.offset + passed.shape[1])
             there = plan.rows[rows][:, columns - plan.start]
-            over |= ends_of_text(there, self.eos_ids) & (columns >= self.prompt)
+            over |= eos_mask(there, self.eos_ids) & (columns >= self.prompt)
         if over.any():
             passed = passed & (np.cumsum(over, axis=1) - over == 0)
         found = (passed.sum(axis=1) + forced).tolist()
-        lookaheads = len(chosen.ahead)
+        lookaheads = len(chosen.drafts)
         return [count + (row < lookaheads) for row, count in zip(rows, found, strict=True)]
 
     def _fill(self, cells: fill.Cells, frame: Frame) -> fill.Filled:
@@ -394,11 +397,11 @@ class Decoder:
     def _fills(self, chosen: _Chosen) -> list[Fill]:
         counts = self.config.steps is not None and self.config.decoder != "sdar"
         rule: FillKind = "count" if counts else "threshold"
-        seen, row, columns = chosen.seen, chosen.winner, chosen.columns
+        view, row, columns = chosen.view, chosen.winner, chosen.columns
         found = (
-            columns + seen.offset,
-            seen.token[row, columns],
-            seen.max_prob[row, columns],
+            columns + view.offset,
+            view.token[row, columns],
+            view.max_prob[row, columns],
             chosen.forced[columns],
         )
         listed = (x.tolist() for x in found)

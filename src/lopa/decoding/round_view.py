@@ -1,4 +1,4 @@
-"""Seen: what a round found at the positions that may be filled."""
+"""The round view: what a round found at the positions that may be filled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lopa.types import BoolArray, FloatArray, IntArray
 
 
 @dataclass
-class Seen:
+class RoundView:
     """R rows of N columns, a whole number of blocks; [R, N] each. Shorter rows have no masks at
     their end."""
 
@@ -26,9 +26,9 @@ class Seen:
     eos_ids: Collection[int]
 
     @cached_property
-    def ends(self) -> BoolArray:
-        """[R, N] where the token is an end of text. Not every rule asks."""
-        return ends_of_text(self.token, self.eos_ids)
+    def is_eos(self) -> BoolArray:
+        """[R, N] where the token is an EOS token. Not every rule asks."""
+        return eos_mask(self.token, self.eos_ids)
 
     def cells(self, row: int, frame: Frame, size: int) -> Cells:
         """What the fill rule sees of a row: its own blocks."""
@@ -42,9 +42,9 @@ class Seen:
         )
 
 
-def ends_of_text(tokens: IntArray, eos_ids: Collection[int]) -> BoolArray:
+def eos_mask(tokens: IntArray, eos_ids: Collection[int]) -> BoolArray:
     found: BoolArray | None = None
-    for end in eos_ids:  # there are one or two
-        here = tokens == end
+    for eos in eos_ids:  # there are one or two
+        here = tokens == eos
         found = here if found is None else found | here
     return np.zeros(tokens.shape, np.bool_) if found is None else found

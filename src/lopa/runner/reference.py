@@ -224,7 +224,7 @@ def _outside(plan: Plan) -> IntArray:
 def _window_mask(plan: Plan) -> BoolArray:
     """[R, L, L]: which positions of its window each position sees."""
     length = plan.rows.shape[1]
-    sees = np.arange(plan.start, plan.start + length) < plan.ends[:, None]
+    sees = np.arange(plan.start, plan.start + length) < plan.row_ends[:, None]
     mask = np.repeat(sees[:, None, :], length, axis=1)
     if plan.block_ids is not None:
         mask &= plan.block_ids[None, :] <= plan.block_ids[:, None]

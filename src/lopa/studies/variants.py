@@ -22,7 +22,7 @@ class Variant(Decoder):
 
 
 class RandomPositions(Variant):
-    """Looks ahead at masks drawn by lot, not at those ranked first."""
+    """Looks ahead at masks chosen at random, not at those ranked first."""
 
     def _ranked(self, ranking: FloatArray) -> FloatArray:
         return self.dice.random(len(ranking))
@@ -43,7 +43,7 @@ class RandomWinner(Variant):
 
 
 class RandomOrder(RandomPositions):
-    """Places the token of a mask drawn by lot in every round, then fills what passes."""
+    """Places the token of a mask chosen at random in every round, then fills what passes."""
 
     def _select(self, scores: lookahead.Scores) -> int:
         return 0  # the lookahead, where there is one
@@ -62,10 +62,10 @@ class Observed(Variant):
         chosen, size = self._chosen, self.window.size
         assert chosen is not None
         found: dict[str, list[float]] = {
-            name: lookahead.score(chosen.seen, chosen.ahead, size, config).tolist()
+            name: lookahead.score(chosen.view, chosen.drafts, size, config).tolist()
             for name, config in self._configs.items()
         }
-        placed = [*(ahead.max_prob for ahead in chosen.ahead), None]
+        placed = [*(ahead.max_prob for ahead in chosen.drafts), None]
         self.notes["scores"].append(found)
         self.notes["brought"].append(self._brought(list(range(len(placed))), chosen))
         self.notes["winners"].append(chosen.winner)
@@ -74,7 +74,7 @@ class Observed(Variant):
 
 
 def _scored_by(config: DecodeConfig, name: ScoreName) -> DecodeConfig:
-    neutral: Any = None  # a score's own options are settled anew
+    neutral: Any = None  # a score's own options take its defaults
     return replace(
         config, score=name, score_window=neutral, score_fraction=neutral, creation_weight=neutral
     )
