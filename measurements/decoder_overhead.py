@@ -23,7 +23,7 @@ MASK, EOS, VOCAB = 151666, 151643, 150000
 
 
 def made_up(rng: np.random.Generator, plan: Plan, fill_share: float) -> Stats:
-    shape = plan.rows.shape
+    shape = int(plan.wanted.sum())
     confident = rng.random(shape) < fill_share
     max_prob = np.where(confident, 0.97, 0.8 * rng.random(shape)).astype(np.float32)
     ranking = np.log(max_prob + 1e-6).astype(np.float32)

@@ -7,7 +7,7 @@ Nothing here touches a device.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,9 +41,11 @@ class Plan:
     block_ids: IntArray | None  # [L] block of each position under block attention, else None
 
 
-@dataclass(slots=True)
-class Stats:
-    """What a runner returns for a plan: [R, L] each, meaningful where `wanted` was set."""
+class Stats(NamedTuple):
+    """What a runner returns for a plan: [N] each, one entry per True of `wanted`, row-major.
+
+    In fp64, whatever they were computed in: a threshold means the same on every rank.
+    """
 
     token: IntArray  # the argmax, or a sample; never the mask token
     max_prob: FloatArray  # its probability

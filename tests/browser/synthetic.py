@@ -32,7 +32,7 @@ def large_trace(path: Path, tokens: int = 512, branches: int = 15) -> Trace:
 
 
 def _stats(rng: np.random.Generator, plan: Plan) -> Stats:
-    shape = plan.rows.shape
+    shape = int(plan.wanted.sum())
     confident = rng.random(shape) < 0.04
     max_prob = np.where(confident, 0.97, 0.85 * rng.random(shape)).astype(np.float32)
     return Stats(rng.integers(0, VOCAB, shape), max_prob, np.log(max_prob + 1e-6))

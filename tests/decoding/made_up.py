@@ -33,15 +33,13 @@ class MadeUp:
         return token, probability, float(np.float32(np.log(probability + 1e-3)))
 
     def stats(self, decoder: Decoder, plan: Plan) -> Stats:
-        token = np.full(plan.rows.shape, 777, np.int64)  # poison: never to be used
-        max_prob = np.full(plan.rows.shape, np.nan, np.float32)
-        ranking = np.full(plan.rows.shape, np.nan, np.float32)
         before = decoder.tokens[: plan.start].tolist()
+        found = []
         for r, c in zip(*np.nonzero(plan.wanted), strict=True):
             row = (*before, *plan.rows[r, : plan.row_ends[r] - plan.start].tolist())
-            found = self.at(plan.index, row, plan.start + int(c))
-            token[r, c], max_prob[r, c], ranking[r, c] = found
-        return Stats(token, max_prob, ranking)
+            found.append(self.at(plan.index, row, plan.start + int(c)))
+        token, max_prob, ranking = zip(*found, strict=True)
+        return Stats(np.array(token), np.array(max_prob), np.array(ranking))
 
 
 def new_decoder(

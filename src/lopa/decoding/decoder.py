@@ -190,7 +190,8 @@ class Decoder:
         if plan is None or frame is None:
             raise RuntimeError("statistics without a plan")
         config, size, drafts = self.config, self.window.size, self.drafts
-        view = self._view(plan, frame, stats)
+        offset = self.window.base + frame.first * size
+        view = RoundView.of(plan, stats, offset, max(frame.blocks) * size, self.eos_ids)
         scores, winner = None, 0
         if drafts:
             scores = lookahead.score(view, drafts, size, config)
@@ -313,13 +314,6 @@ class Decoder:
         if self.has_eos:
             return True
         return bool(np.count_nonzero(view.is_eos[row, :end] & view.masks[row, :end]))
-
-    def _view(self, plan: Plan, frame: Frame, stats: Stats) -> RoundView:
-        offset = self.window.base + frame.first * self.window.size
-        first = offset - plan.start
-        here = slice(first, first + max(frame.blocks) * self.window.size)
-        found = stats.token[:, here], stats.max_prob[:, here], stats.ranking[:, here]
-        return RoundView(offset, plan.wanted[:, here], *found, self.eos_ids)
 
     def _worth(self, budget: BranchBudget, candidates: int, top_prob: float, is_open: bool) -> int:
         """How many of the candidates the next round is to try; see `choose_branches`."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from lopa.decoding.fill import Cells
 from lopa.decoding.windows import Frame
-from lopa.types import BoolArray, FloatArray, IntArray
+from lopa.types import BoolArray, FloatArray, IntArray, Plan, Stats
 
 
 @dataclass
@@ -24,6 +24,22 @@ class RoundView:
     max_prob: FloatArray
     ranking: FloatArray
     eos_ids: Collection[int]
+
+    @classmethod
+    def of(
+        cls, plan: Plan, stats: Stats, offset: int, width: int, eos_ids: Collection[int]
+    ) -> RoundView:
+        """Everything that the plan wanted is in these `width` columns.
+
+        Elsewhere there is no token and no number, so that nothing can go by what was not asked for.
+        """
+        first = offset - plan.start
+        masks = plan.wanted[:, first : first + width]
+        token = np.full(masks.shape, -1, np.int64)
+        max_prob, ranking = np.full((2, *masks.shape), np.nan)
+        for array, values in zip((token, max_prob, ranking), stats, strict=True):
+            array[masks] = values
+        return cls(offset, masks, token, max_prob, ranking, eos_ids)
 
     @cached_property
     def is_eos(self) -> BoolArray:

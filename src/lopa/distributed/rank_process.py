@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
-
 from lopa.distributed.branch_runner import BranchParallel
 from lopa.distributed.channel import Channel
 from lopa.distributed.mesh import Mesh, meeting_place
@@ -32,38 +30,13 @@ from lopa.types import Plan, Stats
 
 @dataclass(slots=True)
 class Told:
-    """What became of one session's round: its statistics at the wanted positions, in order."""
+    """What became of one session's round."""
 
     session: int
     index: int  # of the round
     start: int  # of its window: behind what a new session found in the cache
     seconds: float
-    token: np.ndarray[Any, np.dtype[np.int32]]
-    max_prob: np.ndarray[Any, Any]
-    ranking: np.ndarray[Any, Any]
-
-    @classmethod
-    def of(cls, session: int, plan: Plan, stats: Stats, seconds: float, wide: bool) -> Told:
-        at, real = plan.wanted, np.float64 if wide else np.float32
-        return cls(
-            session,
-            plan.index,
-            plan.start,
-            seconds,
-            stats.token[at].astype(np.int32),
-            stats.max_prob[at].astype(real),
-            stats.ranking[at].astype(real),
-        )
-
-    def stats(self, plan: Plan) -> Stats:
-        token, (max_prob, ranking) = (
-            np.zeros(plan.rows.shape, np.int64),
-            np.zeros((2, *plan.rows.shape)),
-        )
-        token[plan.wanted] = self.token
-        max_prob[plan.wanted] = self.max_prob
-        ranking[plan.wanted] = self.ranking
-        return Stats(token, max_prob, ranking)
+    stats: Stats
 
 
 class _Listening(BranchParallel):
@@ -225,8 +198,7 @@ def _told(runner: _Listening, events: Sequence[tuple[Session, Event]]) -> list[T
         assert isinstance(session, RankSession)
         plan, stats = found[session.held]
         assert stats is not None
-        wide = session.config.decoder == "fast-dllm"
-        told.append(Told.of(session.number, plan, stats, event.round.seconds, wide))
+        told.append(Told(session.number, plan.index, plan.start, event.round.seconds, stats))
     return told
 
 

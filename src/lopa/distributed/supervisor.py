@@ -231,9 +231,9 @@ class Supervisor(Engine):
                 prompt = session.trace.prompt_ids[: one.start]
                 self._histories[one.session].begin(prompt, session.decoder)
             plan = session.plan()
-            if plan is None or plan.index != one.index or plan.wanted.sum() != len(one.token):
+            if plan is None or plan.index != one.index or plan.wanted.sum() != len(one.stats.token):
                 raise _LostError(0, "it computes something else than the supervisor")
-            winner = session.choose(one.stats(plan))
+            winner = session.choose(one.stats)
             self._histories[one.session].add(plan, winner)
             event = session.take(one.seconds)
             if event.output is not None:

@@ -6,7 +6,6 @@ The device's side is a `Step`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,10 +15,9 @@ import torch
 from torch import Tensor
 
 from lopa.config import DecodeConfig
-from lopa.errors import LopaError
 from lopa.models.transformer import Transformer
 from lopa.runner.backend_torch import Found, Step, places
-from lopa.runner.base import check_room
+from lopa.runner.base import check_room, make_stats
 from lopa.runner.batch import Batch, make_batch
 from lopa.runner.kv_cache import PAGE, Pages, pages_for
 from lopa.runner.prefix_cache import Entry, Prefixes
@@ -174,7 +172,8 @@ class PagedRunner:
             pieces = self._pieces(begun[1], self.step.finish())
         else:
             pieces = self._forward(plans)
-        return [self._stats(plan, pieces.get(slot)) for slot, plan in plans]
+        found = [pieces.get(slot) for slot, _ in plans]
+        return [None if piece is None else make_stats(*piece) for piece in found]
 
     @torch.inference_mode()
     def _forward(self, plans: Sequence[tuple[int, Plan]]) -> dict[int, Found | None]:
@@ -224,21 +223,6 @@ class PagedRunner:
             return
         if plan.wanted[:, 0].any():
             raise RuntimeError(f"no logits remembered for position {plan.start}")
-
-    @staticmethod
-    def _stats(plan: Plan, found: Found | None) -> Stats | None:
-        if found is None:
-            return None
-        if math.isnan(np.add.reduce(found[1])):
-            raise LopaError(
-                "the model's logits are not numbers: try another dtype, or fetch the weights again"
-            )
-        # In fp64, whatever they were found in, as on ranks: a threshold means the same to all.
-        token, max_prob, ranking = np.zeros((3, *plan.rows.shape))
-        token = token.view(np.int64)
-        for array, values in zip((token, max_prob, ranking), found, strict=True):
-            array[plan.wanted] = values
-        return Stats(token, max_prob, ranking)
 
     def commit(self, winners: Sequence[tuple[int, int]]) -> None:
         source, place, carries = [], [], []
