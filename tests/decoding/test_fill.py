@@ -62,6 +62,9 @@ def test_threshold_is_strict_for_d2f_and_not_for_fast_dllm() -> None:
     assert fill.above_threshold(cells, 0.9).chosen.tolist() == [[False, False, True]]
     assert fill.best_and_threshold(cells, 0.9).chosen.tolist() == [[False, True, True]]
     assert fill.above_threshold(cells, 0.99).forced.tolist() == [[False, False, True]]
+    rows = fill.Cells(*(np.stack([x, x]) for x in cells[:4]))
+    both, one = (fill.above_threshold(some, 0.99) for some in (rows, cells))
+    assert [x.tolist() for x in both] == [[x.tolist()] * 2 for x in one]
     semi = cells._replace(may_force=np.zeros(1, bool))
     assert not fill.above_threshold(semi, 0.99).chosen.any()
 
@@ -76,7 +79,7 @@ def view_at(masks: BoolArray, found: FloatArray, is_eos: BoolArray | None = None
     tokens = np.zeros(masks.shape, np.int64)
     if is_eos is not None:
         tokens[is_eos] = 7
-    return RoundView(0, masks, tokens, found, found, [7])
+    return RoundView(0, 2, masks, tokens, found, found, [7])
 
 
 @pytest.mark.parametrize(
@@ -94,14 +97,14 @@ def view_at(masks: BoolArray, found: FloatArray, is_eos: BoolArray | None = None
 )
 def test_scores(options: dict[str, object], expected: list[float]) -> None:
     config = DecodeConfig(**options)  # type: ignore[arg-type]
-    scores = lookahead.score(view_at(MASKS, RANKING), AHEAD, 2, config)
+    scores = lookahead.score(view_at(MASKS, RANKING), AHEAD, config)
     assert scores.tolist() == pytest.approx(expected)
 
 
 def test_eos_tokens_are_no_fills() -> None:
     config = DecodeConfig(score="fills", threshold=0.4, creation_weight=0.0)
     is_eos = np.array([[0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]], bool)
-    scores = lookahead.score(view_at(MASKS, RANKING, is_eos), AHEAD, 2, config)
+    scores = lookahead.score(view_at(MASKS, RANKING, is_eos), AHEAD, config)
     assert scores.tolist() == pytest.approx([1.8, 2.5, 0.0])
 
 
@@ -117,18 +120,18 @@ def test_a_branch_without_rivals_must_bring_more_than_the_anchor(
     masks = np.ones((3, 2), bool)
     config = DecodeConfig(threshold=0.9)
     lone = [Lookahead(0, 0, top_prob, top_prob)]
-    scores = lookahead.score(view_at(masks[:2], found), lone, 2, config)
+    scores = lookahead.score(view_at(masks[:2], found), lone, config)
     assert (lookahead.select(scores) == 0) == wins
     brought = sum(p for p in brings if p > 0.9)
     assert scores[0] == pytest.approx(top_prob**0.5 * brought)  # what it is worth, won or lost
     assert scores[1] == pytest.approx(0.95)
     tie = found[[1, 1]]
     certain = [Lookahead(0, 0, 1.0, 1.0)]
-    scores = lookahead.score(view_at(masks[:2], tie), certain, 2, config)
+    scores = lookahead.score(view_at(masks[:2], tie), certain, config)
     assert lookahead.select(scores) == 1
     assert scores[0] == pytest.approx(0.95)
     rivals = [*lone, Lookahead(1, 0, 0.1, 0.1)]
-    scores = lookahead.score(view_at(masks, found[[0, 0, 1]]), rivals, 2, config)
+    scores = lookahead.score(view_at(masks, found[[0, 0, 1]]), rivals, config)
     assert scores[0] == pytest.approx(top_prob**0.5 * (1 + sum(p for p in brings if p > 0.9)))
 
 
@@ -139,10 +142,10 @@ def test_whether_the_first_would_win_alone(seed: int) -> None:
     masks, is_eos = rng.random((4, 6)) < 0.8, rng.random((4, 6)) < 0.1
     ahead = [Lookahead(i, 0, 0.0, float(p)) for i, p in enumerate(rng.random(3))]
     config = DecodeConfig(threshold=0.9)
-    scores = lookahead.score(view_at(masks, found, is_eos), ahead, 6, config)
+    scores = lookahead.score(view_at(masks, found, is_eos), ahead, config)
     pair = [0, 3]
     two = view_at(masks[pair], found[pair], is_eos[pair])
-    alone = lookahead.score(two, ahead[:1], 6, config)
+    alone = lookahead.score(two, ahead[:1], config)
     assert lookahead.wins_alone(scores, ahead, config) == (lookahead.select(alone) == 0)
     assert lookahead.wins_alone(scores, ahead, DecodeConfig(score="mean")) is None
 

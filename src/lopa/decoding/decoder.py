@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from lopa.config import DecodeConfig
-from lopa.decoding import fill, lookahead
+from lopa.decoding import lookahead
 from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME, BranchBudget, RoundCost
+from lopa.decoding.fill import FillRule, above_threshold
 from lopa.decoding.round_view import RoundView, eos_mask
 from lopa.decoding.windows import Frame, Pipeline, make_window
 from lopa.errors import PromptError
@@ -23,7 +24,6 @@ from lopa.types import (
     BoolArray,
     Branch,
     Fill,
-    FillKind,
     FinishReason,
     FloatArray,
     IntArray,
@@ -72,6 +72,7 @@ class Decoder:
         self.mask_id = mask_id
         self.eos_ids = frozenset(eos_ids)
         self.shift = shift
+        self.fill_rule = FillRule(config, shift)
         self.prompt = len(prompt_ids)
         self.aligned = aligned
         self.window = make_window(self.prompt, aligned, config)
@@ -190,11 +191,10 @@ class Decoder:
         if plan is None or frame is None:
             raise RuntimeError("statistics without a plan")
         config, size, drafts = self.config, self.window.size, self.drafts
-        offset = self.window.base + frame.first * size
-        view = RoundView.of(plan, stats, offset, max(frame.blocks) * size, self.eos_ids)
+        view = RoundView.of(plan, frame, stats, self.window.base, size, self.eos_ids)
         scores, winner = None, 0
         if drafts:
-            scores = lookahead.score(view, drafts, size, config)
+            scores = lookahead.score(view, drafts, config)
             winner = self._select(scores)
 
         # The winner becomes the anchor, its lookahead token included, and is filled.
@@ -203,7 +203,7 @@ class Decoder:
             self.tokens[placed.position] = placed.token
             self._masks[(placed.position - self.window.base) // size] -= 1
         found_masks = self._masks.copy()
-        chosen, forced = self._fill(view.cells(winner, frame, size), frame)
+        chosen, forced = self.fill_rule(view.cells(winner, frame), self._block_round)
         counts = np.add.reduce(chosen, axis=1, dtype=np.int64)
         for block, count in enumerate(counts.tolist(), frame.first):
             self._masks[block] -= count
@@ -213,7 +213,9 @@ class Decoder:
         self.tokens[view.offset + columns] = filled
         self.has_eos = self._eos_rows[winner] or not self.eos_ids.isdisjoint(filled.tolist())
         self.window.close(frame, winner, self._masks)
-        self.drafts = self._look_ahead(winner, chosen, view) if config.most_branches else []
+        self.drafts = []
+        if config.most_branches:
+            self.drafts = self._look_ahead(winner, chosen[: frame.blocks[winner] * size], view)
         self._block_round = self._block_round + 1 if self._masks[frame.first] else 0
         self._plan = self._frame = None
         if config.early_stop and self.has_eos:
@@ -249,7 +251,7 @@ class Decoder:
         plan, frame, view = chosen.plan, chosen.frame, chosen.view
         scores = chosen.scores
         if scores is None:
-            scores = lookahead.score(view, [], self.window.size, self.config)
+            scores = lookahead.score(view, [], self.config)
         counts = view.masks.sum(axis=1)
         branches = [
             Branch(*row)
@@ -341,15 +343,12 @@ class Decoder:
     def _brought(self, rows: list[int], chosen: _Chosen) -> list[int]:
         """Tokens that each row would bring as the winner, less those behind an EOS token."""
         view, plan, frame = chosen.view, chosen.plan, chosen.frame
-        size = self.window.size
         if self.config.window == "pipeline":  # every row at once
-            masks = view.masks[rows]
-            passed = masks & (view.max_prob[rows] > np.float32(self.config.threshold))
-            shape = (len(rows), -1, size)
-            stuck = masks.reshape(shape).any(axis=2) & ~passed.reshape(shape).any(axis=2)
-            forced = (stuck & frame.may_force[rows]).sum(axis=1)
+            filled = above_threshold(view.cells(rows, frame), self.config.threshold)
+            passed = (filled.chosen & ~filled.forced).reshape(len(rows), -1)
+            forced = filled.forced.sum(axis=(1, 2))
         else:
-            fills = [self._fill(view.cells(row, frame, size), frame) for row in rows]
+            fills = [self.fill_rule(view.cells(row, frame), self._block_round) for row in rows]
             passed = np.stack([filled.chosen.ravel() for filled in fills])
             forced = np.zeros(len(rows), np.int64)
         over = passed & view.is_eos[rows]
@@ -363,34 +362,8 @@ class Decoder:
         lookaheads = len(chosen.drafts)
         return [count + (row < lookaheads) for row, count in zip(rows, found, strict=True)]
 
-    def _fill(self, cells: fill.Cells, frame: Frame) -> fill.Filled:
-        config = self.config
-        if frame.fresh and self.shift and cells.mask[0, 0]:
-            # With shifted rows a cached window lacks the row that predicts its first position, so
-            # Fast-dLLM on Dream fills that position, and nothing else, from the full forward.
-            return fill.leftmost(cells)
-        if config.decoder == "sdar":
-            quota = fill.block_quota(config.block_size, self._block_round, config.steps or 1)
-            if config.order == "sequential":
-                return fill.first_count(cells, quota)
-            return fill.quota_or_threshold(cells, quota, config.threshold)
-        if config.factor is not None:
-            return fill.by_factor(cells, config.factor)
-        if config.steps is not None:
-            steps = config.steps // config.blocks
-            step = self._block_round
-            if self.shift:  # Dream's schedule counts the masks there are now
-                count = fill.schedule_count(int(cells.mask.sum()), step, steps)
-            else:  # LLaDA's shares out those that the block began with
-                count = fill.block_quota(self.window.size, step, steps)
-            return fill.best_count(cells, count)
-        if config.window == "blocks":
-            return fill.best_and_threshold(cells, config.threshold)
-        return fill.above_threshold(cells, config.threshold)
-
     def _fills(self, chosen: _Chosen) -> list[Fill]:
-        counts = self.config.steps is not None and self.config.decoder != "sdar"
-        rule: FillKind = "count" if counts else "threshold"
+        kind = self.fill_rule.kind
         view, row, columns = chosen.view, chosen.winner, chosen.columns
         found = (
             columns + view.offset,
@@ -399,7 +372,7 @@ class Decoder:
             chosen.forced[columns],
         )
         listed = (x.tolist() for x in found)
-        return [Fill(p, t, m, "forced" if f else rule) for p, t, m, f in zip(*listed, strict=True)]
+        return [Fill(p, t, m, "forced" if f else kind) for p, t, m, f in zip(*listed, strict=True)]
 
 
 def _landscapes(masks: BoolArray, counts: IntArray, max_prob: FloatArray) -> list[str]:

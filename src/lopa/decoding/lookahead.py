@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lopa.config import DecodeConfig
+from lopa.decoding.fill import passes
 from lopa.decoding.round_view import RoundView
 from lopa.types import BoolArray, FloatArray, IntArray, Lookahead
 
@@ -38,10 +39,10 @@ def spawn(columns: IntArray, row: int, view: RoundView, ranking: FloatArray) -> 
     ]
 
 
-def score(view: RoundView, drafts: list[Lookahead], size: int, config: DecodeConfig) -> Scores:
+def score(view: RoundView, drafts: list[Lookahead], config: DecodeConfig) -> Scores:
     """How promising each branch is: [R], higher is better.
 
-    drafts: of all rows but the last, the anchor; size: of a block.
+    drafts: of all rows but the last, the anchor.
     """
     masks, ranking = view.masks, view.ranking
     if config.score == "fills":
@@ -55,7 +56,7 @@ def score(view: RoundView, drafts: list[Lookahead], size: int, config: DecodeCon
             [_weakest_window(r[m], width) for r, m in zip(ranking, masks, strict=True)]
         )
     else:
-        scores = _weakest_block(masks, ranking, size)
+        scores = _weakest_block(masks, ranking, view.size)
     scores[counts == 0] = NO_MASK_SCORE
     weight = config.creation_weight
     if weight > 0:
@@ -69,7 +70,7 @@ def _fills(view: RoundView, drafts: list[Lookahead], config: DecodeConfig) -> Sc
 
     They all depend on the lookahead token: its own probability to the power of α is a factor.
     """
-    passed = (view.max_prob > np.float32(config.threshold)) & (view.masks & ~view.is_eos)
+    passed = passes(view.max_prob, config.threshold) & view.masks & ~view.is_eos
     fills: Scores = np.where(passed, view.max_prob, 0.0).sum(axis=1, dtype=np.float64)
     placed = np.array([a.max_prob for a in drafts])
     # The lookahead token itself counts among rivals. A branch that has none would nearly always win

@@ -19,6 +19,7 @@ class RoundView:
     their end."""
 
     offset: int  # position of the first column
+    size: int  # of a block
     masks: BoolArray
     token: IntArray
     max_prob: FloatArray
@@ -27,34 +28,35 @@ class RoundView:
 
     @classmethod
     def of(
-        cls, plan: Plan, stats: Stats, offset: int, width: int, eos_ids: Collection[int]
+        cls, plan: Plan, frame: Frame, stats: Stats, base: int, size: int, eos_ids: Collection[int]
     ) -> RoundView:
-        """Everything that the plan wanted is in these `width` columns.
+        """base: where the first block starts. All that the plan wanted is in the frame's blocks.
 
         Elsewhere there is no token and no number, so that nothing can go by what was not asked for.
         """
+        offset = base + frame.first * size
         first = offset - plan.start
-        masks = plan.wanted[:, first : first + width]
+        masks = plan.wanted[:, first : first + max(frame.blocks) * size]
         token = np.full(masks.shape, -1, np.int64)
         max_prob, ranking = np.full((2, *masks.shape), np.nan)
         for array, values in zip((token, max_prob, ranking), stats, strict=True):
             array[masks] = values
-        return cls(offset, masks, token, max_prob, ranking, eos_ids)
+        return cls(offset, size, masks, token, max_prob, ranking, eos_ids)
 
     @cached_property
     def is_eos(self) -> BoolArray:
         """[R, N] where the token is an EOS token. Not every rule asks."""
         return eos_mask(self.token, self.eos_ids)
 
-    def cells(self, row: int, frame: Frame, size: int) -> Cells:
-        """What the fill rule sees of a row: its own blocks."""
-        shape = blocks, _ = frame.blocks[row], size
-        end = blocks * size
+    def cells(self, rows: int | list[int], frame: Frame) -> Cells:
+        """What a fill rule sees of a row, or of several rows at once."""
+        shape = (*np.shape(rows), -1, self.size)
         return Cells(
-            self.masks[row, :end].reshape(shape),
-            self.max_prob[row, :end].reshape(shape),
-            self.ranking[row, :end].reshape(shape),
-            frame.may_force[row, :blocks],
+            self.masks[rows].reshape(shape),
+            self.max_prob[rows].reshape(shape),
+            self.ranking[rows].reshape(shape),
+            frame.may_force[rows],
+            frame.fresh,
         )
 
 

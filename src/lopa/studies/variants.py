@@ -59,10 +59,10 @@ class Observed(Variant):
         self.notes: dict[str, Any] = {"scores": [], "brought": [], "winners": [], "placed": []}
 
     def record(self) -> Round:
-        chosen, size = self._chosen, self.window.size
+        chosen = self._chosen
         assert chosen is not None
         found: dict[str, list[float]] = {
-            name: lookahead.score(chosen.view, chosen.drafts, size, config).tolist()
+            name: lookahead.score(chosen.view, chosen.drafts, config).tolist()
             for name, config in self._configs.items()
         }
         placed = [*(ahead.max_prob for ahead in chosen.drafts), None]
