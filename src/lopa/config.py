@@ -293,6 +293,11 @@ class DecodeConfig:
         """How many lookahead branches a round may have."""
         return AUTO_BRANCHES[-1] if self.branches == "auto" else self.branches
 
+    @property
+    def needs_fp64(self) -> bool:
+        """Fast-dLLM is published with a softmax in fp64: at 1 − 1e-9, fp32 sees only ties."""
+        return self.decoder == "fast-dllm"
+
     def settings(self) -> dict[str, Any]:
         """The options in force, by name, without those the decoder does not use."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}

@@ -108,7 +108,7 @@ class BranchParallel:
             shares,
             mesh.branches,
             mesh.tensors,
-            wide=any(self._configs[slot].decoder == "fast-dllm" for slot, _ in plans),
+            wide=any(self._configs[slot].needs_fp64 for slot, _ in plans),
         )
         self.entered("waiting")
         state = self._checksum(plans)
