@@ -9,6 +9,7 @@ import numpy as np
 from lopa.config import DecodeConfig
 from lopa.decoding.branch_budget import RoundCost
 from lopa.decoding.decoder import Decoder
+from lopa.decoding.policy import LookaheadPolicy
 from lopa.types import Plan, Round, Stats
 
 MASK, EOS, VOCAB = 9, 8, 8
@@ -48,10 +49,17 @@ def new_decoder(
     shift: bool = True,
     aligned: bool = False,
     cost: RoundCost | None = None,
+    policy: LookaheadPolicy | None = None,
 ) -> Decoder:
-    ids = [i % VOCAB for i in range(prompt)]
     return Decoder(
-        config, ids, mask_id=MASK, eos_ids=[EOS], shift=shift, aligned=aligned, cost=cost
+        config,
+        [i % VOCAB for i in range(prompt)],
+        mask_id=MASK,
+        eos_ids=[EOS],
+        shift=shift,
+        aligned=aligned,
+        cost=cost,
+        policy=policy,
     )
 
 

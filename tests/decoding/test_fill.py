@@ -121,14 +121,14 @@ def test_a_branch_without_rivals_must_bring_more_than_the_anchor(
     config = DecodeConfig(threshold=0.9)
     lone = [Lookahead(0, 0, top_prob, top_prob)]
     scores = lookahead.score(view_at(masks[:2], found), lone, config)
-    assert (lookahead.select(scores) == 0) == wins
+    assert (lookahead.select(scores).winner == 0) == wins
     brought = sum(p for p in brings if p > 0.9)
     assert scores[0] == pytest.approx(top_prob**0.5 * brought)  # what it is worth, won or lost
     assert scores[1] == pytest.approx(0.95)
     tie = found[[1, 1]]
     certain = [Lookahead(0, 0, 1.0, 1.0)]
     scores = lookahead.score(view_at(masks[:2], tie), certain, config)
-    assert lookahead.select(scores) == 1
+    assert lookahead.select(scores).winner == 1
     assert scores[0] == pytest.approx(0.95)
     rivals = [*lone, Lookahead(1, 0, 0.1, 0.1)]
     scores = lookahead.score(view_at(masks, found[[0, 0, 1]]), rivals, config)
@@ -146,7 +146,7 @@ def test_whether_the_first_would_win_alone(seed: int) -> None:
     pair = [0, 3]
     two = view_at(masks[pair], found[pair], is_eos[pair])
     alone = lookahead.score(two, ahead[:1], config)
-    assert lookahead.wins_alone(scores, ahead, config) == (lookahead.select(alone) == 0)
+    assert lookahead.wins_alone(scores, ahead, config) == (lookahead.select(alone).winner == 0)
     assert lookahead.wins_alone(scores, ahead, DecodeConfig(score="mean")) is None
 
 
@@ -155,9 +155,7 @@ def test_spawn_ranks_and_keeps_the_floor() -> None:
     view = view_at(np.ones((2, 4), bool), np.stack([0 * ranking, ranking]))
     view = replace(view, offset=10, token=np.stack([np.zeros(4, int), np.arange(4)]))
     free = np.array([True, False, True, True])
-    best = lookahead.candidates(free, ranking, ranking, DecodeConfig(branches=2))
-    assert best.tolist() == [3, 0]
-    found = lookahead.spawn(best, 1, view, ranking)
+    found = lookahead.spawn(view, 1, free, ranking, DecodeConfig(branches=2))
     assert found == [Lookahead(13, 3, 0.5, 0.5), Lookahead(10, 0, *[float(ranking[0])] * 2)]
     above = DecodeConfig(branches=2, lookahead_floor=0.4)
-    assert lookahead.candidates(free, ranking, ranking, above).tolist() == [3]
+    assert [d.position for d in lookahead.spawn(view, 1, free, ranking, above)] == [13]

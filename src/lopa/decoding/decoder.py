@@ -9,14 +9,15 @@ rank of a group.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from lopa.config import DecodeConfig
 from lopa.decoding import lookahead
 from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME, BranchBudget, RoundCost
-from lopa.decoding.fill import FillRule, above_threshold
+from lopa.decoding.fill import FillRule
+from lopa.decoding.outcome import Outcome
+from lopa.decoding.policy import LookaheadPolicy, ScoredPolicy
 from lopa.decoding.round_view import RoundView, eos_mask
 from lopa.decoding.windows import Frame, Pipeline, make_window
 from lopa.errors import PromptError
@@ -34,22 +35,6 @@ from lopa.types import (
 )
 
 
-class _Chosen(NamedTuple):
-    """What is kept of a round until its record is made."""
-
-    plan: Plan
-    frame: Frame
-    view: RoundView
-    drafts: list[Lookahead]  # what each row but the last had placed
-    has_eos: list[bool]  # by row
-    scores: lookahead.Scores | None  # by row; None: there was but one
-    winner: int
-    found_masks: list[int]  # by block, before the fills
-    columns: IntArray  # filled
-    forced: BoolArray  # by column
-    spawned: list[Lookahead]
-
-
 class Decoder:
     """Decodes one sequence. Call `plan` and `advance` in turn until `plan` returns None."""
 
@@ -63,6 +48,7 @@ class Decoder:
         shift: bool,  # the model's raw row p − 1 predicts position p
         aligned: bool = False,  # the model counts blocks from position 0
         cost: RoundCost | None = None,  # of a round, for branches auto; None: all cost the same
+        policy: LookaheadPolicy | None = None,  # None: as configured
     ) -> None:
         if len(prompt_ids) == 0:
             raise PromptError("the prompt is empty: give at least one token")
@@ -73,6 +59,7 @@ class Decoder:
         self.eos_ids = frozenset(eos_ids)
         self.shift = shift
         self.fill_rule = FillRule(config, shift)
+        self.policy: LookaheadPolicy = policy or ScoredPolicy(config)
         self.prompt = len(prompt_ids)
         self.aligned = aligned
         self.window = make_window(self.prompt, aligned, config)
@@ -92,7 +79,7 @@ class Decoder:
         self._masks: list[int] = (blocks == mask_id).sum(axis=1).tolist()  # by block
         self._frame: Frame | None = None
         self._plan: Plan | None = None
-        self._chosen: _Chosen | None = None
+        self._outcome: Outcome | None = None
 
     # -- what is decoded so far ---------------------------------------------------------------
 
@@ -192,18 +179,16 @@ class Decoder:
             raise RuntimeError("statistics without a plan")
         config, size, drafts = self.config, self.window.size, self.drafts
         view = RoundView.of(plan, frame, stats, self.window.base, size, self.eos_ids)
-        scores, winner = None, 0
-        if drafts:
-            scores = lookahead.score(view, drafts, config)
-            winner = self._select(scores)
+        selection = self.policy.select(view, drafts) if drafts else None
+        winner = 0 if selection is None else selection.winner
 
         # The winner becomes the anchor, its lookahead token included, and is filled.
         if winner < len(drafts):
             placed = drafts[winner]
             self.tokens[placed.position] = placed.token
             self._masks[(placed.position - self.window.base) // size] -= 1
-        found_masks = self._masks.copy()
-        chosen, forced = self.fill_rule(view.cells(winner, frame), self._block_round)
+        found_masks, step = self._masks.copy(), self._block_round
+        chosen, forced = self.fill_rule(view.cells(winner, frame), step)
         counts = np.add.reduce(chosen, axis=1, dtype=np.int64)
         for block, count in enumerate(counts.tolist(), frame.first):
             self._masks[block] -= count
@@ -215,8 +200,8 @@ class Decoder:
         self.window.close(frame, winner, self._masks)
         self.drafts = []
         if config.most_branches:
-            self.drafts = self._look_ahead(winner, chosen[: frame.blocks[winner] * size], view)
-        self._block_round = self._block_round + 1 if self._masks[frame.first] else 0
+            self.drafts = self._spawn(winner, chosen[: frame.blocks[winner] * size], view)
+        self._block_round = step + 1 if self._masks[frame.first] else 0
         self._plan = self._frame = None
         if config.early_stop and self.has_eos:
             first = self.first_eos
@@ -226,41 +211,46 @@ class Decoder:
         enough = self.aligned and self.settled >= config.max_new_tokens
         if config.early_stop and enough and self.finish is None:
             self.end("length")
-        self._chosen = _Chosen(
+        self._outcome = Outcome(
             plan=plan,
             frame=frame,
             view=view,
             drafts=drafts,
             has_eos=self._eos_rows,
-            scores=scores,
+            selection=selection,
             winner=winner,
-            found_masks=found_masks,
+            masks=found_masks,
             columns=columns,
             forced=forced.reshape(-1),
             spawned=self.drafts,
+            fill_rule=self.fill_rule,
+            step=step,
+            prompt=self.prompt,
         )
         return winner
 
     def record(self) -> Round:
         """Of the round that was chosen last."""
-        chosen, self._chosen = self._chosen, None
-        if chosen is None:
+        outcome, self._outcome = self._outcome, None
+        if outcome is None:
             raise RuntimeError("a record without a round")
         if self.budget is not None:
-            self._learn(self.budget, chosen)
-        plan, frame, view = chosen.plan, chosen.frame, chosen.view
-        scores = chosen.scores
-        if scores is None:
+            self._learn(self.budget, outcome)
+        self.policy.observe(outcome)
+        plan, frame, view = outcome.plan, outcome.frame, outcome.view
+        if outcome.selection is None:
             scores = lookahead.score(view, [], self.config)
+        else:
+            scores = outcome.selection.scores
         counts = view.masks.sum(axis=1)
         branches = [
             Branch(*row)
             for row in zip(
-                [*chosen.drafts, None],
+                [*outcome.drafts, None],
                 scores.tolist(),
                 counts.tolist(),
                 frame.row_ends,
-                chosen.has_eos,
+                outcome.has_eos,
                 _landscapes(view.masks, counts, view.max_prob),
                 strict=True,
             )
@@ -271,35 +261,32 @@ class Decoder:
             cached=plan.cached,
             committed=plan.commit,
             branches=branches,
-            winner=chosen.winner,
-            fills=self._fills(chosen),
-            spawned=chosen.spawned,
-            blocks=self.window.block_views(frame, chosen.winner, chosen.found_masks),
+            winner=outcome.winner,
+            fills=self._fills(outcome),
+            spawned=outcome.spawned,
+            blocks=self.window.block_views(frame, outcome.winner, outcome.masks),
         )
 
     # -- pieces -------------------------------------------------------------------------------
 
-    # The two choices that make LoPA; the studies put others in their place.
-
-    def _select(self, scores: lookahead.Scores) -> int:
-        return lookahead.select(scores)
-
-    def _ranked(self, ranking: FloatArray) -> FloatArray:
-        """What positions to look ahead at are ranked by, the highest first."""
-        return ranking
-
-    def _look_ahead(self, row: int, chosen: BoolArray, view: RoundView) -> list[Lookahead]:
-        """The branches of the next round, from the winner's row and what was filled of it."""
-        end = len(chosen)  # of the row's own blocks
-        free = self._free(row, view)[:end] & ~chosen
-        max_prob, ranking = view.max_prob[row, :end], self._ranked(view.ranking[row, :end])
-        columns = lookahead.candidates(free, max_prob, ranking, self.config)
-        if self.budget is not None:
-            top_prob = float(max_prob[columns[0]]) if len(columns) else 0.0
+    def _spawn(self, row: int, filled: BoolArray, view: RoundView) -> list[Lookahead]:
+        """Drafts of the next round, from the winner's row. filled: [N], of its own blocks."""
+        end = len(filled)
+        drafts = self.policy.spawn(view, row, self._free(row, view)[:end] & ~filled)
+        if self.budget is None:
+            return drafts
+        following = self.window.peek_row(self._masks, self.has_eos)
+        if not following.length:
+            return []
+        count = self.budget.choose_branches(
+            following.length,
+            len(drafts),
+            drafts[0].max_prob if drafts else 0.0,
+            is_waiting=following.is_waiting,
             # The first forward shows too little to tell.
-            is_open = self.round > 1 and not self._eos_in_view(row, end, view)
-            columns = columns[: self._worth(self.budget, len(columns), top_prob, is_open)]
-        return lookahead.spawn(columns, row, view, ranking)
+            is_open=self.round > 1 and not self._eos_in_view(row, end, view),
+        )
+        return drafts[:count]
 
     def _free(self, row: int, view: RoundView) -> BoolArray:
         """The masks of a row that a lookahead may be placed on."""
@@ -317,59 +304,27 @@ class Decoder:
             return True
         return bool(np.count_nonzero(view.is_eos[row, :end] & view.masks[row, :end]))
 
-    def _worth(self, budget: BranchBudget, candidates: int, top_prob: float, is_open: bool) -> int:
-        """How many of the candidates the next round is to try; see `choose_branches`."""
-        row = self.window.peek_row(self._masks, self.has_eos)
-        if not row.length:
-            return 0
-        return budget.choose_branches(
-            row.length, candidates, top_prob, is_waiting=row.is_waiting, is_open=is_open
-        )
-
-    def _learn(self, budget: BranchBudget, chosen: _Chosen) -> None:
+    def _learn(self, budget: BranchBudget, outcome: Outcome) -> None:
         """Tell the budget what the round would have brought with each number of branches."""
-        rivals = [0]
-        if chosen.scores is not None:
-            lone = lookahead.wins_alone(chosen.scores, chosen.drafts, self.config)
-            rivals = budget.winners(chosen.scores.tolist(), lone)
+        plan, rivals = outcome.plan, [0]
+        if outcome.selection is not None:
+            scores = outcome.selection.scores
+            lone = lookahead.wins_alone(scores, outcome.drafts, self.config)
+            rivals = budget.winners(scores.tolist(), lone)
         rows = sorted({*rivals})
-        tokens = dict(zip(rows, self._brought(rows, chosen), strict=True))
+        tokens = dict(zip(rows, outcome.brought(rows), strict=True))
         # The prompt, which the first round has too, is no choice, and may be in the cache already.
-        start = chosen.plan.start
-        begin = max(start, self.window.base) if chosen.plan.index == 1 else start
-        forwarded = int((chosen.plan.row_ends - begin).sum())
-        budget.learn([tokens[row] for row in rivals], forwarded)
+        start = max(plan.start, self.window.base) if plan.index == 1 else plan.start
+        budget.learn([tokens[row] for row in rivals], int((plan.row_ends - start).sum()))
 
-    def _brought(self, rows: list[int], chosen: _Chosen) -> list[int]:
-        """Tokens that each row would bring as the winner, less those behind an EOS token."""
-        view, plan, frame = chosen.view, chosen.plan, chosen.frame
-        if self.config.window == "pipeline":  # every row at once
-            filled = above_threshold(view.cells(rows, frame), self.config.threshold)
-            passed = (filled.chosen & ~filled.forced).reshape(len(rows), -1)
-            forced = filled.forced.sum(axis=(1, 2))
-        else:
-            fills = [self.fill_rule(view.cells(row, frame), self._block_round) for row in rows]
-            passed = np.stack([filled.chosen.ravel() for filled in fills])
-            forced = np.zeros(len(rows), np.int64)
-        over = passed & view.is_eos[rows]
-        if any(chosen.has_eos):  # some are there already; those of a prompt are none
-            columns = np.arange(view.offset, view.offset + passed.shape[1])
-            there = plan.rows[rows][:, columns - plan.start]
-            over |= eos_mask(there, self.eos_ids) & (columns >= self.prompt)
-        if over.any():
-            passed = passed & (np.cumsum(over, axis=1) - over == 0)
-        found = (passed.sum(axis=1) + forced).tolist()
-        lookaheads = len(chosen.drafts)
-        return [count + (row < lookaheads) for row, count in zip(rows, found, strict=True)]
-
-    def _fills(self, chosen: _Chosen) -> list[Fill]:
+    def _fills(self, outcome: Outcome) -> list[Fill]:
         kind = self.fill_rule.kind
-        view, row, columns = chosen.view, chosen.winner, chosen.columns
+        view, row, columns = outcome.view, outcome.winner, outcome.columns
         found = (
             columns + view.offset,
             view.token[row, columns],
             view.max_prob[row, columns],
-            chosen.forced[columns],
+            outcome.forced[columns],
         )
         listed = (x.tolist() for x in found)
         return [Fill(p, t, m, "forced" if f else kind) for p, t, m, f in zip(*listed, strict=True)]

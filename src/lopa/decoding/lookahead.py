@@ -1,6 +1,8 @@
-"""Lookahead: spawn branches on the best masks, score each by its future, select one."""
+"""Lookahead: spawn drafts on the best masks, score each branch by its future, select one."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,24 +17,28 @@ Scores = npt.NDArray[np.float64]
 NO_MASK_SCORE = 1.0  # of a branch with nothing left to fill
 
 
-def candidates(
-    free: BoolArray,  # [N] masks of the winner that are left to look ahead at
-    max_prob: FloatArray,  # [N]
-    ranking: FloatArray,  # [N]
-    config: DecodeConfig,
-) -> IntArray:
-    """Columns to look ahead at, the best-ranked first; ties go to the lower position."""
+class Selection(NamedTuple):
+    """Which row of a round wins."""
+
+    winner: int
+    scores: Scores  # [R], higher is better
+    refused: tuple[tuple[int, str], ...] = ()  # rows that may not win, and why
+
+
+def spawn(
+    view: RoundView, row: int, free: BoolArray, ranking: FloatArray, config: DecodeConfig
+) -> list[Lookahead]:
+    """The row's tokens at its best-ranked free masks; ties go to the lower position.
+
+    free, ranking: [N] of the row; `ranking` may be any.
+    """
+    token, max_prob = view.token[row], view.max_prob[row]
     columns = free.nonzero()[0]
     if config.lookahead_floor > 0:
         columns = columns[max_prob[columns] >= np.float32(config.lookahead_floor)]
     order = (-ranking[columns]).argsort(kind="stable")
-    best: IntArray = columns[order[: config.most_branches]]
-    return best
-
-
-def spawn(columns: IntArray, row: int, view: RoundView, ranking: FloatArray) -> list[Lookahead]:
-    """The row's tokens at these columns, one a branch."""
-    found = columns, view.token[row][columns], ranking[columns], view.max_prob[row][columns]
+    columns = columns[order[: config.most_branches]]
+    found = columns, token[columns], ranking[columns], max_prob[columns]
     return [
         Lookahead(view.offset + p, t, c, m)
         for p, t, c, m in zip(*(x.tolist() for x in found), strict=True)
@@ -92,12 +98,12 @@ def wins_alone(scores: Scores, drafts: list[Lookahead], config: DecodeConfig) ->
     return bool(scores[0] - drafts[0].max_prob ** config.creation_weight > scores[-1])
 
 
-def select(scores: Scores) -> int:
+def select(scores: Scores) -> Selection:
     """The first maximum: ties go to the best-ranked lookahead, last of all to the anchor.
 
     `score` has seen to it that a branch without rivals has no ties by `fills`.
     """
-    return int(scores.argmax())
+    return Selection(int(scores.argmax()), scores)
 
 
 def _lowest_mean(masks: BoolArray, ranking: FloatArray, counts: IntArray, share: float) -> Scores:

@@ -14,6 +14,7 @@ from torch import Tensor
 from lopa.config import AttentionName, DecodeConfig
 from lopa.decoding.branch_budget import RoundCost
 from lopa.decoding.decoder import Decoder
+from lopa.decoding.policy import LookaheadPolicy
 from lopa.engine import cost_measurement as calibration
 from lopa.engine.scheduler import MAX_RUNNING, TOKEN_BUDGET, Engine
 from lopa.engine.session import Event, Output, Session
@@ -254,11 +255,12 @@ class LLM:
         *,
         limit: int | None = None,
         cost: RoundCost | None = None,
+        policy: LookaheadPolicy | None = None,
     ) -> Session:
         """A request to be driven by hand, round by round.
 
         `limit` cuts its answer short; `cost` is what rounds cost for branches "auto", in place of
-        what they do here.
+        what they do here; `policy` looks ahead in place of the configured one.
         """
         config = config or self.decode_config()
         family = family_named(self.config.family)
@@ -280,6 +282,7 @@ class LLM:
             shift=self.config.shift,
             aligned=self.config.trained_block is not None,
             cost=(cost or self.round_cost) if measured else None,
+            policy=policy,
         )
         return self._make_session(decoder, ids, limit)
 
