@@ -68,51 +68,18 @@ class Window(Protocol):
         """
 
 
-class Canvas:
-    """Prompt and all new tokens at once, no cache: plain Dream."""
-
-    def __init__(self, base: int, count: int, config: DecodeConfig) -> None:
-        self.base = base
-        self.count = count
-        self.size = config.max_new_tokens
-        self.end = base + self.size
-
-    def open(self, masks: list[int], drafts: list[int], has_eos: list[bool]) -> Frame | None:
-        if not masks[0]:
-            return None
-        rows = len(has_eos)
-        return Frame(
-            start=0,
-            cached=0,
-            commit=0,
-            first=0,
-            blocks=[1] * rows,
-            row_ends=[self.end] * rows,
-            may_force=np.ones((rows, 1), np.bool_),
-        )
-
-    def peek_row(self, masks: list[int], has_eos: bool) -> RowPeek:
-        return RowPeek(self.end if masks[0] else 0)
-
-    def close(self, frame: Frame, winner: int, masks: list[int]) -> None:
-        pass
-
-    def block_views(self, frame: Frame, winner: int, masks: list[int]) -> list[BlockView]:
-        return [BlockView(self.base, self.end, "active", masks[0])]
-
-
 class BlockWindow:
     """Semi-autoregressive blocks on a full canvas, with Fast-dLLM's approximate caches.
 
     `none`: the whole canvas every round. `prefix`: the first round of a block forwards the canvas
     and caches what is left of the block; later rounds forward the block and all behind it.
     `dual`: the first round caches the whole canvas; later rounds forward the block alone and
-    overwrite its slots.
+    overwrite its slots. Plain Dream decodes one block without a cache.
     """
 
     def __init__(self, base: int, count: int, config: DecodeConfig) -> None:
         self.base = base
-        self.size = config.block_size
+        self.size = config.max_new_tokens // config.blocks
         self.count = count
         self.cache: CacheName = config.cache
         self.current = 0
@@ -245,10 +212,8 @@ class Pipeline:
 def make_window(prompt: int, aligned: bool, config: DecodeConfig) -> Window:
     """The window behind a prompt. `aligned`: blocks are counted from position 0, so that the
     first one may begin with the prompt's last tokens."""
-    if config.window == "canvas":
-        return Canvas(prompt, 1, config)
     kind = Pipeline if config.window == "pipeline" else BlockWindow
-    if not aligned:
+    if not aligned or config.window == "canvas":
         return kind(prompt, config.blocks, config)
     overlap = prompt % config.block_size
     count = -(-(overlap + config.max_new_tokens) // config.block_size)
