@@ -21,7 +21,8 @@ def large_trace(path: Path, tokens: int = 512, branches: int = 15) -> Trace:
     decoder = Decoder(config, prompt, mask_id=MASK, eos_ids=[EOS], shift=True)
     made = Trace(prompt, config.settings())
     while (plan := decoder.plan()) is not None:
-        record = decoder.advance(_stats(rng, plan))
+        decoder.choose(_stats(rng, plan))
+        record = decoder.record()
         record.seconds = 0.01
         made.rounds.append(record)
     made.token_ids = decoder.generated.tolist()

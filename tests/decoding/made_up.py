@@ -66,5 +66,13 @@ def new_decoder(
 def drive(decoder: Decoder, source: MadeUp) -> list[Round]:
     records = []
     while (plan := decoder.plan()) is not None:
-        records.append(decoder.advance(source.stats(decoder, plan)))
+        records.append(advance(decoder, source.stats(decoder, plan)))
     return records
+
+
+def advance(decoder: Decoder, stats: Stats) -> Round:
+    """A whole round."""
+    winner = decoder.choose(stats)
+    record = decoder.record()
+    assert record.winner == winner
+    return record

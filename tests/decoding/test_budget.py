@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up import EOS, MadeUp, drive, new_decoder
+from made_up import EOS, MadeUp, advance, drive, new_decoder
 
 from lopa.config import AUTO_BRANCHES, DecodeConfig
 from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME, BranchBudget, RoundCost
@@ -224,7 +224,7 @@ def test_goes_to_another_process_in_the_middle() -> None:
     for _ in range(3):
         plan = decoder.plan()
         assert plan is not None
-        decoder.advance(source.stats(decoder, plan))
+        advance(decoder, source.stats(decoder, plan))
     copy = pickle.loads(pickle.dumps(decoder))
     assert drive(copy, source) == drive(decoder, MadeUp(3))
 
@@ -245,7 +245,7 @@ def test_no_lookahead_places_eos_nor_looks_behind_it() -> None:
         decoder = new_decoder(config)
         source = MadeUp(11, eos_share=0.3)
         while (plan := decoder.plan()) is not None:
-            record = decoder.advance(source.stats(decoder, plan))
+            record = advance(decoder, source.stats(decoder, plan))
             end = decoder.first_eos
             for ahead in record.spawned:
                 behind = end is not None and ahead.position > decoder.prompt + end
@@ -280,7 +280,7 @@ def test_tokens_behind_eos_do_not_count() -> None:
     while (plan := decoder.plan()) is not None:
         stats = MadeUp(13).stats(decoder, plan)
         stats.token[:] = EOS  # all that is filled is EOS
-        decoder.advance(stats)
+        advance(decoder, stats)
     assert max(max(tokens) for tokens, _ in learnt) <= 2  # the first of them, and a lookahead
 
 

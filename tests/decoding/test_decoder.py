@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import EOS, MASK, MadeUp, drive, new_decoder
+from made_up import EOS, MASK, MadeUp, advance, drive, new_decoder
 from plain_loop import plain_lopa
 
 from lopa.config import DecodeConfig
@@ -151,7 +151,7 @@ def test_invariants(
             assert plan.start == plan.cached
         assert not plan.wanted[plan.rows != MASK].any()
         assert plan.wanted.any(axis=1)[-1], "the anchor has nothing left to decode"
-        record = decoder.advance(source.stats(decoder, plan))
+        record = advance(decoder, source.stats(decoder, plan))
         after = decoder.tokens
         filled = before != MASK
         assert (after[filled] == before[filled]).all(), "a filled token changed"
@@ -187,7 +187,7 @@ def test_the_peeked_row_is_that_of_the_frame_that_opens(
         assert is_waiting == (config.window == "pipeline" and is_one and window.count > 1)
         if (plan := decoder.plan()) is None:
             break
-        decoder.advance(source.stats(decoder, plan))
+        advance(decoder, source.stats(decoder, plan))
 
 
 @EXAMPLES
@@ -215,8 +215,8 @@ def test_branch_order_does_not_matter(
         plan, other = decoder.plan(), shuffled.plan()
         assert plan is not None
         assert other is not None
-        record = decoder.advance(source.stats(decoder, plan))
-        again = shuffled.advance(source.stats(shuffled, other))
+        record = advance(decoder, source.stats(decoder, plan))
+        again = advance(shuffled, source.stats(shuffled, other))
         scores = [b.score for b in record.branches]
         if scores.count(max(scores)) > 1:
             continue  # ties go to the best-ranked, which is what order means
@@ -279,7 +279,7 @@ def test_landscapes_are_of_the_masks(source: MadeUp, shape: dict[str, Any], k: i
     decoder = new_decoder(pipeline_config(shape, branches=k))
     while (plan := decoder.plan()) is not None:
         stats = source.stats(decoder, plan)
-        record = decoder.advance(stats)
+        record = advance(decoder, stats)
         rows, _ = plan.wanted.nonzero()
         for row, branch in enumerate(record.branches):
             seen = np.frombuffer(bytes.fromhex(branch.landscape), np.uint8) / 255

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 
-from made_up import MadeUp, drive, new_decoder
+from made_up import MadeUp, advance, drive, new_decoder
 
 from lopa.config import DecodeConfig
 from lopa.decoding.lookahead import Selection, select
@@ -83,7 +83,6 @@ def test_a_policy_goes_to_another_process_with_its_decoder() -> None:
     for _ in range(3):
         plan = decoder.plan()
         assert plan is not None
-        decoder.choose(source.stats(decoder, plan))
-        decoder.record()
+        advance(decoder, source.stats(decoder, plan))
     copy = pickle.loads(pickle.dumps(decoder))
     assert drive(copy, source) == drive(decoder, source)

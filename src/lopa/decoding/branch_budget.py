@@ -22,6 +22,8 @@ from functools import lru_cache
 from itertools import accumulate
 
 from lopa.config import AUTO_BRANCHES
+from lopa.decoding.lookahead import wins_alone
+from lopa.decoding.outcome import Outcome
 from lopa.errors import ConfigError
 
 # Prior of the tokens that each choice gains over the one before. `auto` does well with it both on
@@ -101,6 +103,19 @@ class BranchBudget:
         self._gains = self._expected_gains()
         self._tokens = self._spent = 0.0  # what all rounds have brought and cost
         self._lost = 0.0  # tokens that exploring is expected to have cost
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn what a round would have brought with each number of branches."""
+        plan, winners = outcome.plan, [0]
+        if outcome.selection is not None:
+            scores = outcome.selection.scores
+            lone = wins_alone(scores, outcome.drafts, outcome.fill_rule.config)
+            winners = self.winners(scores.tolist(), lone)
+        rows = sorted({*winners})
+        tokens = dict(zip(rows, outcome.brought(rows), strict=True))
+        # The prompt, which the first round has too, is no choice, and may be in the cache already.
+        start = max(plan.start, outcome.view.offset) if plan.index == 1 else plan.start
+        self.learn([tokens[row] for row in winners], int((plan.row_ends - start).sum()))
 
     def winners(self, scores: Sequence[float], lone: bool | None = None) -> list[int]:
         """The row that would have won with each choice that this round covers, in turn.

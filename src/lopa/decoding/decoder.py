@@ -1,9 +1,8 @@
 """The decoder: a pure state machine that turns statistics into tokens.
 
-`plan()` says what to forward, `advance(stats)` chooses the winner, fills it and spawns the next
-branches; `choose` and `record` are its two halves, for whoever is in a hurry. It knows nothing of
-models, devices or text, and it is deterministic: the same statistics give the same rounds on every
-rank of a group.
+`plan` says what to forward, `choose` takes its statistics, fills the winner and spawns the next
+drafts, and `record`, which can wait, tells what became of it. The decoder knows nothing of models,
+devices or text, and it is deterministic: the same statistics give the same rounds on every rank.
 """
 
 from __future__ import annotations
@@ -13,30 +12,19 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from lopa.config import DecodeConfig
-from lopa.decoding import lookahead
 from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME, BranchBudget, RoundCost
 from lopa.decoding.fill import FillRule
 from lopa.decoding.outcome import Outcome
 from lopa.decoding.policy import LookaheadPolicy, ScoredPolicy
+from lopa.decoding.record import make_record
 from lopa.decoding.round_view import RoundView, eos_mask
 from lopa.decoding.windows import Frame, Pipeline, make_window
 from lopa.errors import PromptError
-from lopa.types import (
-    BoolArray,
-    Branch,
-    Fill,
-    FinishReason,
-    FloatArray,
-    IntArray,
-    Lookahead,
-    Plan,
-    Round,
-    Stats,
-)
+from lopa.types import BoolArray, FinishReason, IntArray, Lookahead, Plan, Round, Stats
 
 
 class Decoder:
-    """Decodes one sequence. Call `plan` and `advance` in turn until `plan` returns None."""
+    """Decodes one sequence: `plan`, `choose` and `record` in turn until `plan` returns None."""
 
     def __init__(
         self,
@@ -57,7 +45,6 @@ class Decoder:
         self.config = config
         self.mask_id = mask_id
         self.eos_ids = frozenset(eos_ids)
-        self.shift = shift
         self.fill_rule = FillRule(config, shift)
         self.policy: LookaheadPolicy = policy or ScoredPolicy(config)
         self.prompt = len(prompt_ids)
@@ -120,7 +107,7 @@ class Decoder:
     # -- the round ----------------------------------------------------------------------------
 
     def plan(self) -> Plan | None:
-        """The next forward; the same one until `advance` has taken its statistics."""
+        """The next forward; the same one until `choose` has taken its statistics."""
         if self.finish is not None or self._plan is not None:
             return self._plan
         if self.round == self.config.max_rounds:
@@ -163,11 +150,6 @@ class Decoder:
         )
         return self._plan
 
-    def advance(self, stats: Stats) -> Round:
-        """Take the round's statistics; returns its record, whose winner the runner commits."""
-        self.choose(stats)
-        return self.record()
-
     def choose(self, stats: Stats) -> int:
         """Take the round's statistics; returns the winner, which the runner commits.
 
@@ -198,19 +180,17 @@ class Decoder:
         self.tokens[view.offset + columns] = filled
         self.has_eos = self._eos_rows[winner] or not self.eos_ids.isdisjoint(filled.tolist())
         self.window.close(frame, winner, self._masks)
-        self.drafts = []
-        if config.most_branches:
-            self.drafts = self._spawn(winner, chosen[: frame.blocks[winner] * size], view)
+        own = chosen[: frame.blocks[winner] * size]  # columns of the row's own blocks
+        self.drafts = self._spawn(view, winner, own) if config.most_branches else []
         self._block_round = step + 1 if self._masks[frame.first] else 0
         self._plan = self._frame = None
-        if config.early_stop and self.has_eos:
+        if config.early_stop:
             first = self.first_eos
             if first is not None and self.settled > first:
                 self.end("eos")
-        # Where blocks are aligned the last may go beyond what was asked for: nobody waits for that.
-        enough = self.aligned and self.settled >= config.max_new_tokens
-        if config.early_stop and enough and self.finish is None:
-            self.end("length")
+            # Aligned blocks may go beyond what was asked for: nobody waits for that.
+            elif self.aligned and self.settled >= config.max_new_tokens:
+                self.end("length")
         self._outcome = Outcome(
             plan=plan,
             frame=frame,
@@ -235,44 +215,19 @@ class Decoder:
         if outcome is None:
             raise RuntimeError("a record without a round")
         if self.budget is not None:
-            self._learn(self.budget, outcome)
+            self.budget.observe(outcome)
         self.policy.observe(outcome)
-        plan, frame, view = outcome.plan, outcome.frame, outcome.view
-        if outcome.selection is None:
-            scores = lookahead.score(view, [], self.config)
-        else:
-            scores = outcome.selection.scores
-        counts = view.masks.sum(axis=1)
-        branches = [
-            Branch(*row)
-            for row in zip(
-                [*outcome.drafts, None],
-                scores.tolist(),
-                counts.tolist(),
-                frame.row_ends,
-                outcome.has_eos,
-                _landscapes(view.masks, counts, view.max_prob),
-                strict=True,
-            )
-        ]
-        return Round(
-            index=plan.index,
-            start=plan.start,
-            cached=plan.cached,
-            committed=plan.commit,
-            branches=branches,
-            winner=outcome.winner,
-            fills=self._fills(outcome),
-            spawned=outcome.spawned,
-            blocks=self.window.block_views(frame, outcome.winner, outcome.masks),
-        )
+        blocks = self.window.block_views(outcome.frame, outcome.winner, outcome.masks)
+        return make_record(outcome, blocks)
 
-    # -- pieces -------------------------------------------------------------------------------
-
-    def _spawn(self, row: int, filled: BoolArray, view: RoundView) -> list[Lookahead]:
+    def _spawn(self, view: RoundView, row: int, filled: BoolArray) -> list[Lookahead]:
         """Drafts of the next round, from the winner's row. filled: [N], of its own blocks."""
-        end = len(filled)
-        drafts = self.policy.spawn(view, row, self._free(row, view)[:end] & ~filled)
+        free = view.masks[row, : len(filled)] & ~filled
+        if not self.config.lookahead_eos:
+            free &= ~view.is_eos[row, : len(filled)]
+            if (first := self.first_eos) is not None:  # and not behind it
+                free[max(0, self.prompt + first - view.offset) :] = False
+        drafts = self.policy.spawn(view, row, free)
         if self.budget is None:
             return drafts
         following = self.window.peek_row(self._masks, self.has_eos)
@@ -284,54 +239,6 @@ class Decoder:
             drafts[0].max_prob if drafts else 0.0,
             is_waiting=following.is_waiting,
             # The first forward shows too little to tell.
-            is_open=self.round > 1 and not self._eos_in_view(row, end, view),
+            is_open=self.round > 1 and not self.has_eos and not view.is_eos[row].any(),
         )
         return drafts[:count]
-
-    def _free(self, row: int, view: RoundView) -> BoolArray:
-        """The masks of a row that a lookahead may be placed on."""
-        masks: BoolArray = view.masks[row].copy()
-        if self.config.lookahead_eos:
-            return masks
-        masks &= ~view.is_eos[row]
-        if self.has_eos and (end := self.first_eos) is not None:
-            masks[max(0, self.prompt + end - view.offset) :] = False
-        return masks
-
-    def _eos_in_view(self, row: int, end: int, view: RoundView) -> bool:
-        """Whether an EOS token is filled, or the best token of a mask up to there."""
-        if self.has_eos:
-            return True
-        return bool(np.count_nonzero(view.is_eos[row, :end] & view.masks[row, :end]))
-
-    def _learn(self, budget: BranchBudget, outcome: Outcome) -> None:
-        """Tell the budget what the round would have brought with each number of branches."""
-        plan, rivals = outcome.plan, [0]
-        if outcome.selection is not None:
-            scores = outcome.selection.scores
-            lone = lookahead.wins_alone(scores, outcome.drafts, self.config)
-            rivals = budget.winners(scores.tolist(), lone)
-        rows = sorted({*rivals})
-        tokens = dict(zip(rows, outcome.brought(rows), strict=True))
-        # The prompt, which the first round has too, is no choice, and may be in the cache already.
-        start = max(plan.start, self.window.base) if plan.index == 1 else plan.start
-        budget.learn([tokens[row] for row in rivals], int((plan.row_ends - start).sum()))
-
-    def _fills(self, outcome: Outcome) -> list[Fill]:
-        kind = self.fill_rule.kind
-        view, row, columns = outcome.view, outcome.winner, outcome.columns
-        found = (
-            columns + view.offset,
-            view.token[row, columns],
-            view.max_prob[row, columns],
-            outcome.forced[columns],
-        )
-        listed = (x.tolist() for x in found)
-        return [Fill(p, t, m, "forced" if f else kind) for p, t, m, f in zip(*listed, strict=True)]
-
-
-def _landscapes(masks: BoolArray, counts: IntArray, max_prob: FloatArray) -> list[str]:
-    """Each row's probabilities at its masks, for the record: see Branch.landscape."""
-    levels = (max_prob[masks] * 255 + 0.5).astype(np.uint8).tobytes().hex()
-    ends = (2 * counts.cumsum()).tolist()
-    return [levels[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]

@@ -18,6 +18,8 @@ from lopa.types import BoolArray, IntArray, Lookahead, Plan
 
 @dataclass(slots=True, eq=False)
 class Outcome:
+    """What a round found, and what was chosen."""
+
     plan: Plan
     frame: Frame
     view: RoundView

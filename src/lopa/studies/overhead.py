@@ -42,9 +42,10 @@ def _time(study: Study, branches: int) -> Findings:
                 while stats is None:
                     (stats,) = runner.forward([(session.slot, plan)])
                 marks.append(time.perf_counter())
-                record = session.decoder.advance(stats)
+                winner = session.decoder.choose(stats)
+                record = session.decoder.record()
                 marks.append(time.perf_counter())
-                runner.commit([(session.slot, record.winner)])
+                runner.commit([(session.slot, winner)])
                 marks.append(time.perf_counter())
                 if record.index > 1:
                     for part, began, ended in zip(PARTS, marks, marks[1:], strict=False):
