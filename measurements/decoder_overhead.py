@@ -1,7 +1,7 @@
 """Host time of the decoder alone: one round at k = 7 over three active blocks of 32.
 
-Prints one line of JSON. The statistics are made up beforehand, so nothing but the decoder's plan
-and advance is timed; garbage collection is left on, as it is in a real run.
+Prints one line of JSON. The statistics are made up beforehand, so nothing but the decoder's plan,
+choose and record is timed; garbage collection is left on, as it is in a real run.
 
     python measurements/decoder_overhead.py
 """
@@ -23,9 +23,9 @@ MASK, EOS, VOCAB = 151666, 151643, 150000
 
 
 def made_up(rng: np.random.Generator, plan: Plan, fill_share: float) -> Stats:
-    shape = plan.rows.shape
-    sure = rng.random(shape) < fill_share
-    max_prob = np.where(sure, 0.97, 0.8 * rng.random(shape)).astype(np.float32)
+    shape = int(plan.wanted.sum())
+    confident = rng.random(shape) < fill_share
+    max_prob = np.where(confident, 0.97, 0.8 * rng.random(shape)).astype(np.float32)
     ranking = np.log(max_prob + 1e-6).astype(np.float32)
     return Stats(rng.integers(0, VOCAB, shape), max_prob, ranking)
 
@@ -46,7 +46,8 @@ def measure(branches: int, runs: int, seed: int) -> list[float]:
                 break
             stats = made_up(rng, plan, fill_share=0.08)
             began = time.perf_counter()
-            record = decoder.advance(stats)
+            decoder.choose(stats)
+            record = decoder.record()
             elapsed = planned + time.perf_counter() - began
             active = sum(block.state in ("semi", "active") for block in record.blocks)
             if active == 3 and len(record.branches) == branches + 1:

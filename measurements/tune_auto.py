@@ -1,6 +1,6 @@
 """Other constants of `branches="auto"` (decoding/branch_budget.py), by `lopa study simulation`.
 
-    python measurements/tune_auto.py --task words --cost FILE … [--try '{"PLAIN": 3.0}' …]
+    python measurements/tune_auto.py --task words --cost FILE … [--try '{"PRIOR_TOKENS": 3.0}' …]
                                    [--seed 3] [--limit 240] [--device cuda] [--batch-size 64]
 
 The first table is of today's constants, and one follows for every `--try`, which replaces some of
@@ -54,7 +54,7 @@ def main() -> None:
         for trial in [{}, *options.trials]:
             for name, value in (USUAL | trial).items():
                 setattr(budget, name, _tuple(value))
-            budget._prices.cache_clear()
+            budget._cost_table.cache_clear()
             # What others have chosen is not kept; the fixed numbers are decoded once.
             file.samples = {key: s for key, s in file.samples.items() if "auto" not in key[0]}
             print(json.dumps(trial) if trial else "as it is")

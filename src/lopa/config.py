@@ -134,10 +134,10 @@ class DecodeConfig:
     score_window: int = _OWN  # masks in the sliding window of `window`
     creation_weight: float = _OWN  # α: weight of the lookahead token's own confidence
     lookahead_floor: float = _OWN  # least max_prob of a lookahead token
-    lookahead_eos: bool = _OWN  # whether a lookahead may end the text, or look behind its end
+    lookahead_eos: bool = _OWN  # whether a lookahead may place EOS, or look behind it
 
-    # False is parity with the published loops: decode on after the end of text, look ahead at ends
-    # of text, score by `mean`, and cut max_new_tokens down to whole blocks without a word.
+    # False is parity with the published loops: decode on behind EOS, look ahead at EOS
+    # tokens, score by `mean`, and cut max_new_tokens down to whole blocks without a word.
     early_stop: bool = True
     stop: str | Sequence[str] = ()  # kept as a tuple
     max_rounds: int | None = None
@@ -168,7 +168,7 @@ class DecodeConfig:
         if self.decoder == "fast-dllm" and (self.factor is not None or self.steps is not None):
             own["threshold"] = None  # the other two rules take its place
         for name in _OPTIONAL:
-            self._settle(name, own, _NEUTRAL | fixed)
+            self._apply_default(name, own, _NEUTRAL | fixed)
         if self.decoder in ("vanilla", "sdar") and self.steps is None:
             every = self.max_new_tokens if self.decoder == "vanilla" else self.block_size
             object.__setattr__(self, "steps", every)
@@ -180,7 +180,7 @@ class DecodeConfig:
         self._check_ranges()
         self._check_together()
 
-    def _settle(self, name: str, own: dict[str, Any], unused: dict[str, Any]) -> None:
+    def _apply_default(self, name: str, own: dict[str, Any], unused: dict[str, Any]) -> None:
         """Put the decoder's default in place of a missing value; refuse an unused option."""
         given = getattr(self, name)
         if given is None:
@@ -200,7 +200,7 @@ class DecodeConfig:
             )
 
     def _asked_score(self) -> str:
-        asked: str | None = self.score  # None until it is settled
+        asked: str | None = self.score  # None until the default is applied
         usual = _LOOKAHEAD_OPTIONS if self.early_stop else PAPER
         return asked or str(usual["score"])
 
@@ -265,7 +265,7 @@ class DecodeConfig:
         if 0 < self.temperature < _COLDEST:
             raise ConfigError(f"temperature must be 0 or at least {_COLDEST}")
         if self.temperature == 0 and (self.top_p != 1.0 or self.top_k != 0):
-            raise ConfigError("top_p and top_k need a temperature above 0: at 0 nothing is drawn")
+            raise ConfigError("top_p and top_k need a temperature above 0: at 0 nothing is sampled")
         if self.top_p == 0 or self.score_fraction == 0:
             raise ConfigError("top_p and score_fraction must be above 0")
         rules = [n for n in ("threshold", "factor", "steps") if getattr(self, n) is not None]
@@ -302,6 +302,11 @@ class DecodeConfig:
     def most_branches(self) -> int:
         """How many lookahead branches a round may have."""
         return AUTO_BRANCHES[-1] if self.branches == "auto" else self.branches
+
+    @property
+    def needs_fp64(self) -> bool:
+        """Fast-dLLM is published with a softmax in fp64: at 1 − 1e-9, fp32 sees only ties."""
+        return self.decoder == "fast-dllm"
 
     def settings(self) -> dict[str, Any]:
         """The options in force, by name, without those the decoder does not use."""

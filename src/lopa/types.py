@@ -7,7 +7,7 @@ Nothing here touches a device.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,16 +36,18 @@ class Plan:
     cached: int  # length of the cache that is valid before this round
     commit: int  # tokens from `start` whose KV of the winner is written to the cache
     rows: IntArray  # [R, L] tokens; lookaheads in rank order, the anchor last
-    ends: IntArray  # [R] end of each row, absolute; what lies behind it is padding
+    row_ends: IntArray  # [R] end of each row, absolute; what lies behind it is padding
     wanted: BoolArray  # [R, L] where statistics are asked for: the masks
     block_ids: IntArray | None  # [L] block of each position under block attention, else None
 
 
-@dataclass(slots=True)
-class Stats:
-    """What a runner returns for a plan: [R, L] each, meaningful where `wanted` was set."""
+class Stats(NamedTuple):
+    """What a runner returns for a plan: [N] each, one entry per True of `wanted`, row-major.
 
-    token: IntArray  # the argmax, or the draw; never the mask token
+    In fp64, whatever they were computed in: a threshold means the same on every rank.
+    """
+
+    token: IntArray  # the argmax, or a sample; never the mask token
     max_prob: FloatArray  # its probability
     ranking: FloatArray  # the confidence that orders positions and scores branches
 
@@ -68,8 +70,8 @@ class Branch:
     score: float
     masks: int  # masks it had left, before any fill of this round
     end: int
-    eos: bool  # an end of text has been placed in it
-    # How sure it was of the best token at each of those masks, from left to right: a byte in
+    eos: bool  # an EOS token has been placed in it
+    # Probability of the best token at each of those masks, from left to right: a byte in
     # hexadecimal each, ff for probability 1. For looking at; what decides is in Stats.
     landscape: str = ""
 

@@ -21,7 +21,8 @@ def large_trace(path: Path, tokens: int = 512, branches: int = 15) -> Trace:
     decoder = Decoder(config, prompt, mask_id=MASK, eos_ids=[EOS], shift=True)
     made = Trace(prompt, config.settings())
     while (plan := decoder.plan()) is not None:
-        record = decoder.advance(_stats(rng, plan))
+        decoder.choose(_stats(rng, plan))
+        record = decoder.record()
         record.seconds = 0.01
         made.rounds.append(record)
     made.token_ids = decoder.generated.tolist()
@@ -32,7 +33,7 @@ def large_trace(path: Path, tokens: int = 512, branches: int = 15) -> Trace:
 
 
 def _stats(rng: np.random.Generator, plan: Plan) -> Stats:
-    shape = plan.rows.shape
-    sure = rng.random(shape) < 0.04
-    max_prob = np.where(sure, 0.97, 0.85 * rng.random(shape)).astype(np.float32)
+    shape = int(plan.wanted.sum())
+    confident = rng.random(shape) < 0.04
+    max_prob = np.where(confident, 0.97, 0.85 * rng.random(shape)).astype(np.float32)
     return Stats(rng.integers(0, VOCAB, shape), max_prob, np.log(max_prob + 1e-6))

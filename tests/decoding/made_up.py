@@ -9,6 +9,7 @@ import numpy as np
 from lopa.config import DecodeConfig
 from lopa.decoding.branch_budget import RoundCost
 from lopa.decoding.decoder import Decoder
+from lopa.decoding.policy import LookaheadPolicy
 from lopa.types import Plan, Round, Stats
 
 MASK, EOS, VOCAB = 9, 8, 8
@@ -33,15 +34,13 @@ class MadeUp:
         return token, probability, float(np.float32(np.log(probability + 1e-3)))
 
     def stats(self, decoder: Decoder, plan: Plan) -> Stats:
-        token = np.full(plan.rows.shape, 777, np.int64)  # poison: never to be used
-        max_prob = np.full(plan.rows.shape, np.nan, np.float32)
-        ranking = np.full(plan.rows.shape, np.nan, np.float32)
         before = decoder.tokens[: plan.start].tolist()
+        found = []
         for r, c in zip(*np.nonzero(plan.wanted), strict=True):
-            row = (*before, *plan.rows[r, : plan.ends[r] - plan.start].tolist())
-            found = self.at(plan.index, row, plan.start + int(c))
-            token[r, c], max_prob[r, c], ranking[r, c] = found
-        return Stats(token, max_prob, ranking)
+            row = (*before, *plan.rows[r, : plan.row_ends[r] - plan.start].tolist())
+            found.append(self.at(plan.index, row, plan.start + int(c)))
+        token, max_prob, ranking = zip(*found, strict=True)
+        return Stats(np.array(token), np.array(max_prob), np.array(ranking))
 
 
 def new_decoder(
@@ -50,15 +49,30 @@ def new_decoder(
     shift: bool = True,
     aligned: bool = False,
     cost: RoundCost | None = None,
+    policy: LookaheadPolicy | None = None,
 ) -> Decoder:
-    ids = [i % VOCAB for i in range(prompt)]
     return Decoder(
-        config, ids, mask_id=MASK, eos_ids=[EOS], shift=shift, aligned=aligned, cost=cost
+        config,
+        [i % VOCAB for i in range(prompt)],
+        mask_id=MASK,
+        eos_ids=[EOS],
+        shift=shift,
+        aligned=aligned,
+        cost=cost,
+        policy=policy,
     )
 
 
 def drive(decoder: Decoder, source: MadeUp) -> list[Round]:
     records = []
     while (plan := decoder.plan()) is not None:
-        records.append(decoder.advance(source.stats(decoder, plan)))
+        records.append(advance(decoder, source.stats(decoder, plan)))
     return records
+
+
+def advance(decoder: Decoder, stats: Stats) -> Round:
+    """A whole round."""
+    winner = decoder.choose(stats)
+    record = decoder.record()
+    assert record.winner == winner
+    return record

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up import EOS, MadeUp, drive, new_decoder
+from made_up import EOS, MadeUp, advance, drive, new_decoder
 
 from lopa.config import AUTO_BRANCHES, DecodeConfig
-from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME, Budget, RoundCost
+from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME, BranchBudget, RoundCost
 from lopa.errors import ConfigError
 
 WINDOW = 64
@@ -21,13 +21,13 @@ ADDED = (1.6, 1.6, 2.2, 1.4)  # tokens by each choice to the one before, much as
 LINEAR = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 2.0)))  # rows cost what they hold
 
 
-def settle(
-    budget: Budget, gains: dict[int, float], rounds: int = 60, sure: float = 0.7
+def choices(
+    budget: BranchBudget, gains: dict[int, float], rounds: int = 60, top_prob: float = 0.7
 ) -> list[int]:
     """The choices, round by round, when `gains` are what each number of branches brings."""
     chosen = []
     for _ in range(rounds):
-        tried = budget.branches(WINDOW, MOST, sure)
+        tried = budget.choose_branches(WINDOW, MOST, top_prob)
         budget.learn([gains[k] for k in AUTO_BRANCHES if k <= tried], WINDOW * (tried + 1))
         chosen.append(tried)
     return chosen
@@ -36,7 +36,7 @@ def settle(
 @pytest.mark.parametrize("most", [2.0, 3.0, 5.0])  # cost of 16 rows against one
 def test_lookahead_that_never_helps_is_nearly_given_up(most: float) -> None:
     cost = RoundCost(((WINDOW, 1.0), (16 * WINDOW, most)))
-    chosen = settle(Budget(cost), dict.fromkeys(AUTO_BRANCHES, 4.0), rounds=300)
+    chosen = choices(BranchBudget(cost), dict.fromkeys(AUTO_BRANCHES, 4.0), rounds=300)
     assert chosen[0] > 0
     later = chosen[60:]
     assert set(later) <= {0, 1}
@@ -47,7 +47,7 @@ def test_lookahead_that_never_helps_is_nearly_given_up(most: float) -> None:
 @pytest.mark.parametrize("slope", [0.6, 0.8, 1.0, 1.5])  # cost of another row, as a share of one
 def test_trials_that_find_nothing_cost_little(slope: float) -> None:
     cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.0 + slope)))
-    chosen = settle(Budget(cost), dict.fromkeys(AUTO_BRANCHES, 4.0), rounds=300)
+    chosen = choices(BranchBudget(cost), dict.fromkeys(AUTO_BRANCHES, 4.0), rounds=300)
     assert set(chosen) == {0, 1}
     assert sum(cost(WINDOW * (k + 1)) for k in chosen) < 1.02 * 300
 
@@ -57,12 +57,12 @@ def test_a_first_branch_that_helps_leads_to_more() -> None:
     cost = RoundCost(((WINDOW, 1.0), (16 * WINDOW, 3.0)))
     best = max(gains, key=lambda k: gains[k] / cost(WINDOW * (k + 1)))
     assert best == 3
-    assert set(settle(Budget(cost), gains, rounds=100)[60:]) == {best}
+    assert set(choices(BranchBudget(cost), gains, rounds=100)[60:]) == {best}
 
 
 def test_lookahead_that_always_helps_at_no_cost_goes_to_the_most() -> None:
     gains = {k: 4.0 + k for k in AUTO_BRANCHES}
-    assert set(settle(Budget(EVERY_ROUND_THE_SAME), gains)) == {MOST}
+    assert set(choices(BranchBudget(EVERY_ROUND_THE_SAME), gains)) == {MOST}
 
 
 @pytest.mark.parametrize("plain", [1.5, 2.0, 3.0, 5.0, 8.0])
@@ -70,40 +70,41 @@ def test_lookahead_that_always_helps_at_no_cost_goes_to_the_most() -> None:
 def test_what_branches_usually_add_is_spent_at_the_best_rate(plain: float, slope: float) -> None:
     """Whatever a round without branches brings: nearly the best choice, of which only the share
     that lasts is counted, so that one too few may be chosen where two are almost as good."""
-    sure = 0.7  # where the first branch's share is nearest to the others'
+    top_prob = 0.7  # where the first branch's share is nearest to the others'
     gains = dict(zip(AUTO_BRANCHES, np.cumsum([plain, *ADDED]).tolist(), strict=True))
     cost = RoundCost(((WINDOW, 1.0), (16 * WINDOW, 1.0 + 15 * slope)))
-    chosen = settle(Budget(cost), gains, rounds=200, sure=sure)[20:]
+    chosen = choices(BranchBudget(cost), gains, rounds=200, top_prob=top_prob)[20:]
     rate = sum(gains[k] for k in chosen) / sum(cost(WINDOW * (k + 1)) for k in chosen)
     assert rate > 0.95 * max(gains[k] / cost(WINDOW * (k + 1)) for k in gains)
 
 
-def test_a_first_branch_whose_token_is_sure_is_worth_less() -> None:
+def test_a_first_branch_whose_token_is_confident_is_worth_less() -> None:
     cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.55)))
-    chosen = {sure: Budget(cost).branches(WINDOW, 1, sure) for sure in (0.2, 0.95, 1.0000001)}
+    probs = (0.2, 0.95, 1.0000001)
+    chosen = {prob: BranchBudget(cost).choose_branches(WINDOW, 1, prob) for prob in probs}
     assert chosen == {0.2: 1, 0.95: 0, 1.0000001: 0}
 
 
 def test_while_a_block_waits_for_the_next_only_what_costs_little_is_tried() -> None:
-    def choice(slope: float, *, alone: bool) -> int:
+    def choice(slope: float, *, is_waiting: bool) -> int:
         cost = RoundCost(((WINDOW, 1.0), (16 * WINDOW, 1.0 + 15 * slope)))
-        return Budget(cost).branches(WINDOW, MOST, 0.2, alone=alone)
+        return BranchBudget(cost).choose_branches(WINDOW, MOST, 0.2, is_waiting=is_waiting)
 
-    assert choice(0.45, alone=True) == 0 < choice(0.45, alone=False)
-    assert choice(0.15, alone=True) < choice(0.15, alone=False)
-    assert choice(0.0, alone=True) == choice(0.0, alone=False) == MOST
+    assert choice(0.45, is_waiting=True) == 0 < choice(0.45, is_waiting=False)
+    assert choice(0.15, is_waiting=True) < choice(0.15, is_waiting=False)
+    assert choice(0.0, is_waiting=True) == choice(0.0, is_waiting=False) == MOST
 
 
-def test_an_answer_without_an_end_in_view_is_hoped_to_go_faster() -> None:
+def test_an_answer_without_eos_in_view_is_expected_to_go_faster() -> None:
     """So its time is worth more at first; in the end what it brought decides."""
     cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.45)))
 
     def choice(rounds: int, *, is_open: bool) -> int:
-        budget = Budget(cost)
+        budget = BranchBudget(cost)
         for _ in range(rounds):
-            budget.branches(WINDOW, 0, 0.7, is_open=is_open)
+            budget.choose_branches(WINDOW, 0, 0.7, is_open=is_open)
             budget.learn([2], WINDOW)
-        return budget.branches(WINDOW, MOST, 0.7, is_open=is_open)
+        return budget.choose_branches(WINDOW, MOST, 0.7, is_open=is_open)
 
     assert choice(0, is_open=True) == 0 < choice(0, is_open=False)
     assert choice(40, is_open=True) == choice(40, is_open=False) == 1
@@ -114,24 +115,24 @@ def test_rounds_that_bring_little_are_not_where_the_time_goes() -> None:
     cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.65)))
 
     def choice(rounds: list[int]) -> int:
-        budget = Budget(cost)
+        budget = BranchBudget(cost)
         for tokens in rounds:
-            budget.branches(WINDOW, 0, 0.7)
+            budget.choose_branches(WINDOW, 0, 0.7)
             budget.learn([tokens, tokens + 2], WINDOW)
-        return budget.branches(WINDOW, MOST, 0.7)
+        return budget.choose_branches(WINDOW, MOST, 0.7)
 
     assert choice([0, 8] * 20) == choice([8, 0] * 20) == 0
     assert choice([0] * 40) == 1
 
 
 def test_never_more_than_there_are_candidates() -> None:
-    budget = Budget(EVERY_ROUND_THE_SAME)
+    budget = BranchBudget(EVERY_ROUND_THE_SAME)
     for candidates in range(MOST + 1):
-        assert budget.branches(WINDOW, candidates, 0.7) <= candidates
+        assert budget.choose_branches(WINDOW, candidates, 0.7) <= candidates
 
 
 def test_winners_of_fewer_branches() -> None:
-    budget = Budget(EVERY_ROUND_THE_SAME)
+    budget = BranchBudget(EVERY_ROUND_THE_SAME)
     scores = [-2.0, -0.5, -3.0, -0.5, -0.1, -1.0]  # five lookaheads, then the anchor
     # With 0, 1, 3, and all that there were in place of 7: ties go to the better ranked.
     assert budget.winners(scores) == [5, 5, 1, 4]
@@ -184,7 +185,7 @@ def test_what_a_round_brought_and_cost_is_what_the_budget_learns() -> None:
         assert forwarded == sum(branch.end - start for branch in record.branches)
 
 
-def listen(budget: Budget) -> list[tuple[list[int], int]]:
+def listen(budget: BranchBudget) -> list[tuple[list[int], int]]:
     """What it learns from now on."""
     learnt = []
     learn = budget.learn
@@ -210,7 +211,7 @@ def test_a_cached_prompt_changes_no_choice() -> None:
 
 def test_the_rate_is_of_all_rounds() -> None:
     """Each with its own cost, the first included."""
-    budget = Budget(LINEAR)
+    budget = BranchBudget(LINEAR)
     for row, tokens in ((32, 3), (64, 5), (128, 7)):
         budget.learn([tokens], row)
     assert budget._tokens == 3 + 5 + 7
@@ -223,19 +224,19 @@ def test_goes_to_another_process_in_the_middle() -> None:
     for _ in range(3):
         plan = decoder.plan()
         assert plan is not None
-        decoder.advance(source.stats(decoder, plan))
+        advance(decoder, source.stats(decoder, plan))
     copy = pickle.loads(pickle.dumps(decoder))
     assert drive(copy, source) == drive(decoder, MadeUp(3))
 
 
 def test_one_without_rivals_may_not_have_won() -> None:
-    budget = Budget(EVERY_ROUND_THE_SAME)
+    budget = BranchBudget(EVERY_ROUND_THE_SAME)
     scores = [3.0, 5.0, 1.0, 2.5]  # the anchor last
     assert budget.winners(scores) == budget.winners(scores, True) == [3, 0, 1]
     assert budget.winners(scores, False) == [3, 3, 1]
 
 
-def test_no_lookahead_ends_the_text_nor_looks_behind_its_end() -> None:
+def test_no_lookahead_places_eos_nor_looks_behind_it() -> None:
     placed = {True: 0, False: 0}
     for allowed in placed:
         config = DecodeConfig(
@@ -244,7 +245,7 @@ def test_no_lookahead_ends_the_text_nor_looks_behind_its_end() -> None:
         decoder = new_decoder(config)
         source = MadeUp(11, eos_share=0.3)
         while (plan := decoder.plan()) is not None:
-            record = decoder.advance(source.stats(decoder, plan))
+            record = advance(decoder, source.stats(decoder, plan))
             end = decoder.first_eos
             for ahead in record.spawned:
                 behind = end is not None and ahead.position > decoder.prompt + end
@@ -253,7 +254,7 @@ def test_no_lookahead_ends_the_text_nor_looks_behind_its_end() -> None:
     assert placed[False] == 0
 
 
-def test_with_a_floor_unsure_lookaheads_are_left_out() -> None:
+def test_with_a_floor_unconfident_lookaheads_are_left_out() -> None:
     decoder = new_decoder(auto(objective="tpf", lookahead_floor=0.6))
     spawned = [a for record in drive(decoder, MadeUp(3)) for a in record.spawned]
     assert spawned
@@ -262,7 +263,7 @@ def test_with_a_floor_unsure_lookaheads_are_left_out() -> None:
 
 @pytest.mark.parametrize("window", ["pipeline", "blocks", "canvas"])
 @pytest.mark.parametrize("score", ["mean", "fills"])
-def test_auto_on_every_window_and_with_an_end_of_text(window: str, score: str) -> None:
+def test_auto_on_every_window_and_with_eos(window: str, score: str) -> None:
     options = {"window": window, "score": score, "max_new_tokens": 16}
     sizes = {} if window == "canvas" else {"block_size": 8}
     config = DecodeConfig(branches="auto", **options, **sizes)  # type: ignore[arg-type]
@@ -271,15 +272,15 @@ def test_auto_on_every_window_and_with_an_end_of_text(window: str, score: str) -
     assert decoder.finish in ("eos", "length")
 
 
-def test_tokens_behind_an_end_of_text_do_not_count() -> None:
+def test_tokens_behind_eos_do_not_count() -> None:
     config = auto(objective="tpf", early_stop=False, threshold=0.5)
     decoder = new_decoder(config)
     assert decoder.budget is not None
     learnt = listen(decoder.budget)
     while (plan := decoder.plan()) is not None:
         stats = MadeUp(13).stats(decoder, plan)
-        stats.token[plan.wanted] = EOS  # all that is filled is an end of text
-        decoder.advance(stats)
+        stats.token[:] = EOS  # all that is filled is EOS
+        advance(decoder, stats)
     assert max(max(tokens) for tokens, _ in learnt) <= 2  # the first of them, and a lookahead
 
 
@@ -312,39 +313,38 @@ def test_what_it_was_given_is_kept_and_what_it_goes_by_is_convex() -> None:
     bumpy = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.9), (16 * WINDOW, 3.0)))
     smooth = RoundCost(((WINDOW, 1.0), (16 * WINDOW, 3.0)))
     gains = dict.fromkeys(AUTO_BRANCHES, 4.0) | {1: 6.0, 3: 7.0}
-    assert Budget(bumpy).cost == bumpy
-    assert settle(Budget(bumpy), gains) == settle(Budget(smooth), gains)
+    assert BranchBudget(bumpy).cost == bumpy
+    assert choices(BranchBudget(bumpy), gains) == choices(BranchBudget(smooth), gains)
 
 
 @pytest.mark.parametrize("eos_share", [0.0, 0.05, 1.0])
-def test_the_budget_is_told_whether_no_end_is_in_view(
+def test_the_budget_is_told_whether_no_eos_is_in_view(
     eos_share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None that is filled, or that a mask of the winner would be filled with."""
-    told, seen = [], []
+    told, expected = [], []
     config = DecodeConfig(branches="auto", max_new_tokens=24, block_size=8, early_stop=False)
     decoder = new_decoder(config)
     source = MadeUp(3, eos_share=eos_share)
     assert decoder.budget is not None
-    branches = decoder.budget.branches
+    choose = decoder.budget.choose_branches
 
     def note(*args: Any, is_open: bool, **more: Any) -> int:
         told.append(is_open)
-        return branches(*args, is_open=is_open, **more)
+        return choose(*args, is_open=is_open, **more)
 
-    monkeypatch.setattr(decoder.budget, "branches", note)
+    monkeypatch.setattr(decoder.budget, "choose_branches", note)
     while (plan := decoder.plan()) is not None:
         stats = source.stats(decoder, plan)
         before = len(told)
         winner = decoder.choose(stats)
         decoder.record()
-        width = plan.ends[winner] - plan.start
-        masks = plan.wanted[winner, :width]
-        is_in_view = bool((stats.token[winner, :width][masks] == EOS).any())
+        rows, _ = plan.wanted.nonzero()
+        is_in_view = bool((stats.token[rows == winner] == EOS).any())
         is_there = EOS in decoder.tokens[decoder.prompt :].tolist()
         if len(told) > before:
-            seen.append(plan.index > 1 and not is_in_view and not is_there)
-    assert told == seen
+            expected.append(plan.index > 1 and not is_in_view and not is_there)
+    assert told == expected
     assert len(told) > 2
     assert not told[0]  # the first forward shows too little
     assert any(told) == (eos_share < 1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lopa.config import DecodeConfig
 from lopa.decoding import fill, lookahead
-from lopa.decoding.round_view import Seen
+from lopa.decoding.round_view import RoundView
 from lopa.types import BoolArray, FloatArray, Lookahead
 
 
@@ -62,6 +62,9 @@ def test_threshold_is_strict_for_d2f_and_not_for_fast_dllm() -> None:
     assert fill.above_threshold(cells, 0.9).chosen.tolist() == [[False, False, True]]
     assert fill.best_and_threshold(cells, 0.9).chosen.tolist() == [[False, True, True]]
     assert fill.above_threshold(cells, 0.99).forced.tolist() == [[False, False, True]]
+    rows = fill.Cells(*(np.stack([x, x]) for x in cells[:4]))
+    both, one = (fill.above_threshold(some, 0.99) for some in (rows, cells))
+    assert [x.tolist() for x in both] == [[x.tolist()] * 2 for x in one]
     semi = cells._replace(may_force=np.zeros(1, bool))
     assert not fill.above_threshold(semi, 0.99).chosen.any()
 
@@ -71,12 +74,12 @@ MASKS = np.array([[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 0]], bool)
 AHEAD = [Lookahead(0, 0, 0.3, 0.3), Lookahead(1, 0, 0.2, 0.2)]
 
 
-def seen_at(masks: BoolArray, found: FloatArray, ends: BoolArray | None = None) -> Seen:
+def view_at(masks: BoolArray, found: FloatArray, is_eos: BoolArray | None = None) -> RoundView:
     """found: what positions are ranked by, and the probability of their tokens as well."""
     tokens = np.zeros(masks.shape, np.int64)
-    if ends is not None:
-        tokens[ends] = 7
-    return Seen(0, masks, tokens, found, found, [7])
+    if is_eos is not None:
+        tokens[is_eos] = 7
+    return RoundView(0, 2, masks, tokens, found, found, [7])
 
 
 @pytest.mark.parametrize(
@@ -94,67 +97,65 @@ def seen_at(masks: BoolArray, found: FloatArray, ends: BoolArray | None = None) 
 )
 def test_scores(options: dict[str, object], expected: list[float]) -> None:
     config = DecodeConfig(**options)  # type: ignore[arg-type]
-    scores = lookahead.score(seen_at(MASKS, RANKING), AHEAD, 2, config)
+    scores = lookahead.score(view_at(MASKS, RANKING), AHEAD, config)
     assert scores.tolist() == pytest.approx(expected)
 
 
-def test_ends_of_text_are_no_fills() -> None:
+def test_eos_tokens_are_no_fills() -> None:
     config = DecodeConfig(score="fills", threshold=0.4, creation_weight=0.0)
-    ends = np.array([[0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]], bool)
-    scores = lookahead.score(seen_at(MASKS, RANKING, ends), AHEAD, 2, config)
+    is_eos = np.array([[0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]], bool)
+    scores = lookahead.score(view_at(MASKS, RANKING, is_eos), AHEAD, config)
     assert scores.tolist() == pytest.approx([1.8, 2.5, 0.0])
 
 
 @pytest.mark.parametrize(
-    ("sure", "brings", "wins"),
+    ("top_prob", "brings", "wins"),
     [(0.8, [0.95, 0.95], True), (0.2, [0.95, 0.95], False), (0.9, [0.95, 0.5], False)],
 )
 def test_a_branch_without_rivals_must_bring_more_than_the_anchor(
-    sure: float, brings: list[float], wins: bool
+    top_prob: float, brings: list[float], wins: bool
 ) -> None:
     """Its own token does not count there, as it does among rivals, and a tie is the anchor's."""
     found = np.array([brings, [0.95, 0.5]], np.float32)
     masks = np.ones((3, 2), bool)
     config = DecodeConfig(threshold=0.9)
-    lone = [Lookahead(0, 0, sure, sure)]
-    scores = lookahead.score(seen_at(masks[:2], found), lone, 2, config)
-    assert (lookahead.select(scores) == 0) == wins
+    lone = [Lookahead(0, 0, top_prob, top_prob)]
+    scores = lookahead.score(view_at(masks[:2], found), lone, config)
+    assert (lookahead.select(scores).winner == 0) == wins
     brought = sum(p for p in brings if p > 0.9)
-    assert scores[0] == pytest.approx(sure**0.5 * brought)  # what it is worth, won or lost
+    assert scores[0] == pytest.approx(top_prob**0.5 * brought)  # what it is worth, won or lost
     assert scores[1] == pytest.approx(0.95)
     tie = found[[1, 1]]
-    sure_of_it = [Lookahead(0, 0, 1.0, 1.0)]
-    scores = lookahead.score(seen_at(masks[:2], tie), sure_of_it, 2, config)
-    assert lookahead.select(scores) == 1
+    certain = [Lookahead(0, 0, 1.0, 1.0)]
+    scores = lookahead.score(view_at(masks[:2], tie), certain, config)
+    assert lookahead.select(scores).winner == 1
     assert scores[0] == pytest.approx(0.95)
     rivals = [*lone, Lookahead(1, 0, 0.1, 0.1)]
-    scores = lookahead.score(seen_at(masks, found[[0, 0, 1]]), rivals, 2, config)
-    assert scores[0] == pytest.approx(sure**0.5 * (1 + sum(p for p in brings if p > 0.9)))
+    scores = lookahead.score(view_at(masks, found[[0, 0, 1]]), rivals, config)
+    assert scores[0] == pytest.approx(top_prob**0.5 * (1 + sum(p for p in brings if p > 0.9)))
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_whether_the_first_would_win_alone(seed: int) -> None:
     rng = np.random.default_rng(seed)
     found = rng.choice([0.3, 0.92, 0.97], (4, 6)).astype(np.float32)
-    masks, ends = rng.random((4, 6)) < 0.8, rng.random((4, 6)) < 0.1
+    masks, is_eos = rng.random((4, 6)) < 0.8, rng.random((4, 6)) < 0.1
     ahead = [Lookahead(i, 0, 0.0, float(p)) for i, p in enumerate(rng.random(3))]
     config = DecodeConfig(threshold=0.9)
-    scores = lookahead.score(seen_at(masks, found, ends), ahead, 6, config)
+    scores = lookahead.score(view_at(masks, found, is_eos), ahead, config)
     pair = [0, 3]
-    two = seen_at(masks[pair], found[pair], ends[pair])
-    alone = lookahead.score(two, ahead[:1], 6, config)
-    assert lookahead.wins_alone(scores, ahead, config) == (lookahead.select(alone) == 0)
+    two = view_at(masks[pair], found[pair], is_eos[pair])
+    alone = lookahead.score(two, ahead[:1], config)
+    assert lookahead.wins_alone(scores, ahead, config) == (lookahead.select(alone).winner == 0)
     assert lookahead.wins_alone(scores, ahead, DecodeConfig(score="mean")) is None
 
 
 def test_spawn_ranks_and_keeps_the_floor() -> None:
     ranking = np.array([0.3, 0.9, 0.3, 0.5], np.float32)
-    seen = seen_at(np.ones((2, 4), bool), np.stack([0 * ranking, ranking]))
-    seen = replace(seen, offset=10, token=np.stack([np.zeros(4, int), np.arange(4)]))
+    view = view_at(np.ones((2, 4), bool), np.stack([0 * ranking, ranking]))
+    view = replace(view, offset=10, token=np.stack([np.zeros(4, int), np.arange(4)]))
     free = np.array([True, False, True, True])
-    best = lookahead.candidates(free, ranking, ranking, DecodeConfig(branches=2))
-    assert best.tolist() == [3, 0]
-    found = lookahead.spawn(best, 1, seen, ranking)
+    found = lookahead.spawn(view, 1, free, ranking, DecodeConfig(branches=2))
     assert found == [Lookahead(13, 3, 0.5, 0.5), Lookahead(10, 0, *[float(ranking[0])] * 2)]
     above = DecodeConfig(branches=2, lookahead_floor=0.4)
-    assert lookahead.candidates(free, ranking, ranking, above).tolist() == [3]
+    assert [d.position for d in lookahead.spawn(view, 1, free, ranking, above)] == [13]

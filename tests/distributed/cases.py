@@ -167,7 +167,7 @@ def quantised(mesh: Mesh, model: str) -> tuple[float, float]:
         assert plan is not None
         (stats,) = llm.runner.forward([(slot, plan)])
         assert stats is not None
-        found.append(stats.max_prob[plan.wanted])
+        found.append(stats.max_prob)
         llm.runner.close(slot)
     errors = [float(abs(found[0] - other).mean()) for other in found[1:]]
     return errors[0], errors[1]

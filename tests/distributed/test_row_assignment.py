@@ -31,7 +31,7 @@ def a_plan(rows: int, length: int, commit: int, block: bool, seed: int = 0) -> P
         cached=8,
         commit=commit,
         rows=random.integers(0, 99, (rows, length)),
-        ends=np.full(rows, 8 + length),
+        row_ends=np.full(rows, 8 + length),
         wanted=random.random((rows, length)) < 0.5,
         block_ids=np.zeros(length, np.int64) if block else None,
     )
@@ -87,18 +87,21 @@ def test_what_is_packed_is_unpacked(
     assignments = assign_rows(list(enumerate(plans)), ranks)
     packing = Packing(plans, assignments, ranks, parts, wide)
     random = np.random.default_rng(0)
+    real = np.float64 if wide else np.float32
     whole = [
         Stats(
-            random.integers(0, 2**31 - 1, p.rows.shape),
-            random.random(p.rows.shape).astype(np.float64 if wide else np.float32),
-            -random.random(p.rows.shape).astype(np.float64 if wide else np.float32),
+            random.integers(0, 2**31 - 1, count),
+            random.random(count).astype(real),
+            -random.random(count).astype(real),
         )
-        for p in plans
+        for count in (int(plan.wanted.sum()) for plan in plans)
     ]
     late = data.draw(st.integers(-1, len(plans) - 1))  # one that wants another forward
     gathered = np.stack(
         [
-            packing.pack(branch, part, (branch, part, 0.5), own(whole, assignments, branch, late))
+            packing.pack(
+                branch, part, (branch, part, 0.5), own(plans, whole, assignments, branch, late)
+            )
             for branch in range(ranks)
             for part in range(parts)
         ]
@@ -106,30 +109,29 @@ def test_what_is_packed_is_unpacked(
     assert packing.heads(gathered)["state"].tolist() == [
         b for b in range(ranks) for _ in range(parts)
     ]
-    for index, (plan, expected, found) in enumerate(
-        zip(plans, whole, packing.unpack(gathered), strict=True)
-    ):
+    for index, (expected, found) in enumerate(zip(whole, packing.unpack(gathered), strict=True)):
         if index == late:
             assert found is None
             continue
         assert found is not None
-        at = plan.wanted
-        for name in ("token", "max_prob", "ranking"):
-            np.testing.assert_array_equal(getattr(found, name)[at], getattr(expected, name)[at])
+        for array, values in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(array, values)
 
 
 def own(
-    whole: list[Stats], assignments: list[RowAssignment], branch: int, late: int
+    plans: list[Plan], whole: list[Stats], assignments: list[RowAssignment], branch: int, late: int
 ) -> list[Stats | None]:
-    """What a replica has found: the rows of its share; of the late plan one owner has nothing."""
-    return [
-        None
-        if index == late and assignment.owner[0] == branch
-        else Stats(
-            *(x[assignment.rows[branch]] for x in (stats.token, stats.max_prob, stats.ranking))
-        )
-        for index, (stats, assignment) in enumerate(zip(whole, assignments, strict=True))
-    ]
+    """What a replica has found: its part of each plan; of the late plan one owner has nothing."""
+    found: list[Stats | None] = []
+    for index, (plan, stats, assignment) in enumerate(zip(plans, whole, assignments, strict=True)):
+        cut = assignment.cut(plan, branch)
+        if index == late and assignment.owner[0] == branch:
+            found.append(None)
+            continue
+        rows = np.zeros((3, *plan.rows.shape))
+        rows[:, plan.wanted] = stats
+        found.append(Stats(*(of_rows[assignment.rows[branch]][cut.wanted] for of_rows in rows)))
+    return found
 
 
 def test_a_round_of_the_paper_is_small() -> None:

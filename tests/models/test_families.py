@@ -159,7 +159,7 @@ def cached_hidden(
         index=1,
         start=start,
         rows=rows,
-        ends=np.array([start + len(row)]),
+        row_ends=np.array([start + len(row)]),
         wanted=np.zeros_like(rows, bool),
         **plan,
     )

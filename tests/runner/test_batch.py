@@ -24,7 +24,7 @@ def some_plan(generator: np.random.Generator, index: int) -> Plan:
         cached=int(generator.integers(0, 70)),
         commit=0,
         rows=generator.integers(0, 100, (rows, width)),
-        ends=ends,
+        row_ends=ends,
         wanted=inside & (generator.random((rows, width)) < 0.5),
         block_ids=generator.integers(0, 4, width) if generator.random() < 0.5 else None,
     )
@@ -43,7 +43,7 @@ def test_every_token_of_every_row(seed: int, shift: bool) -> None:
     for slot, plan in plans:
         first_rows.append(len(rows))
         before = len(wanted)
-        for row, end in enumerate(plan.ends.tolist()):
+        for row, end in enumerate(plan.row_ends.tolist()):
             begin = len(tokens)
             rows.append((begin, end - plan.start, plan.start, plan.cached, slot))
             for column in range(end - plan.start):
@@ -83,7 +83,7 @@ def test_an_outline_is_made_once() -> None:
     plans = [(2, some_plan(generator, 1)), (0, some_plan(generator, 2))]
     first = make_batch(plans, True)
     others = [
-        (slot, replace(plan, index=9, rows=plan.rows + 1, ends=plan.ends.copy()))
+        (slot, replace(plan, index=9, rows=plan.rows + 1, row_ends=plan.row_ends.copy()))
         for slot, plan in plans
     ]
     again = make_batch(others, True)
@@ -96,7 +96,7 @@ def test_an_outline_is_made_once() -> None:
     for moved in (
         (slot + 1, plan),
         (slot, replace(plan, cached=plan.cached + 1)),
-        (slot, replace(plan, start=plan.start + 1, ends=plan.ends + 1)),
+        (slot, replace(plan, start=plan.start + 1, row_ends=plan.row_ends + 1)),
         (slot, replace(plan, block_ids=np.arange(width) + 7)),
     ):
         assert make_batch([moved, other], True).outline is not first.outline

@@ -106,7 +106,7 @@ def test_cached_forward(folder: Path) -> None:
             cached=start,
             commit=commit,
             rows=rows,
-            ends=rows[0, :1] * 0 + end,
+            row_ends=rows[0, :1] * 0 + end,
             wanted=rows == rows,
             block_ids=None,
         )
@@ -119,9 +119,9 @@ def test_cached_forward(folder: Path) -> None:
         token, max_prob, _ = statistics(
             shifted, positions, torch.ones_like(positions), config.mask_id, settings
         )
-        assert stats.token[0].tolist() == token.tolist()
+        assert stats.token.tolist() == token.tolist()
         torch.testing.assert_close(
-            torch.from_numpy(stats.max_prob[0]).float(), max_prob, atol=1e-5, rtol=0
+            torch.from_numpy(stats.max_prob).float(), max_prob, atol=1e-5, rtol=0
         )
         remembered = raw[commit - 1 : commit]
     held = runner.cache

@@ -205,7 +205,7 @@ def test_commit_needs_a_forward() -> None:
         cached=8,
         commit=0,
         rows=np.full((1, 8), llm.config.mask_id),
-        ends=np.array([16]),
+        row_ends=np.array([16]),
         wanted=np.ones((1, 8), np.bool_),
         block_ids=None,
     )

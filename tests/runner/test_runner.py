@@ -48,9 +48,8 @@ class Uncached(SyncRunner):
     def forward(self, plans: Sequence[tuple[int, Plan]]) -> list[Stats]:
         ((_, plan),) = plans
         self.plan = plan
-        token = np.zeros(plan.rows.shape, np.int64)
-        max_prob, ranking = np.zeros((2, *plan.rows.shape), np.float32)
-        for r, end in enumerate(plan.ends.tolist()):
+        by_row = []
+        for r, end in enumerate(plan.row_ends.tolist()):
             row = np.concatenate([self.known[: plan.start], plan.rows[r, : end - plan.start]])
             logits = raw_logits(
                 self.model,
@@ -70,9 +69,8 @@ class Uncached(SyncRunner):
                 self.model.config.mask_id,
                 self.config,
             )
-            for array, values in zip((token, max_prob, ranking), found, strict=True):
-                array[r, columns] = values.numpy()
-        return [Stats(token, max_prob, ranking)]
+            by_row.append([x.numpy() for x in found])
+        return [Stats(*map(np.concatenate, zip(*by_row, strict=True)))]
 
     def commit(self, winners: Sequence[tuple[int, int]]) -> None:
         ((_, winner),) = winners

@@ -1,15 +1,15 @@
-"""The budget: how many lookahead branches the next round is worth (`branches="auto"`).
+"""The branch budget: how many lookahead branches the next round is worth (`branches="auto"`).
 
 A round returns the confidences of all its branches, so what fewer of them would have chosen, and
 how many tokens that would have brought, is known without another forward. The budget keeps a
-running estimate of what each step from one number of branches to the next adds. A step is worth its
-time if it adds more than the same time brings at the rate at which this sequence has gone so far;
-going by each round's own rate would spend too much where a round brings little anyway.
+running estimate of the gain of each step from one number of branches to the next. A step is worth
+its time if it gains more than the same time brings at the rate of this sequence so far; going by
+each round's own rate would spend too much where a round brings little anyway.
 
-Nothing is drawn and no clock is read: what a round costs is given once for a run, so the same
-statistics give the same choices on every rank. Single rounds differ widely, so an estimate begins
-with what branches add on the built-in tasks and moves away from it slowly. A sequence that has gone
-without branches for long tries one again, as far as a small share of its tokens allows.
+Nothing is sampled and no clock is read: what a round costs is given once for a run, so the same
+statistics give the same choices on every rank. Single rounds differ widely, so an estimate starts
+from a prior, measured on the built-in tasks, and leaves it slowly. A sequence that has gone without
+branches for long explores one again, as far as a small share of its tokens allows.
 """
 
 from __future__ import annotations
@@ -22,24 +22,28 @@ from functools import lru_cache
 from itertools import accumulate
 
 from lopa.config import AUTO_BRANCHES
+from lopa.decoding.lookahead import wins_alone
+from lopa.decoding.outcome import Outcome
 from lopa.errors import ConfigError
 
-# Tokens that each choice adds to the one before, with which `auto` does well both on `words`, where
-# a round without branches brings five, and on `functions`, where it brings two (docs/results.md).
-HOPES = (1.8, 1.8, 2.0, 1.4)
-HOPE_WEIGHT = 20.0  # rounds that a hope counts for
-FADING = 0.99  # weight of a round against the one after it
-# Some of that would have come a round later by itself: what counts is this share. Of a first branch
-# it depends on how probable its token is: (up to, share). A sure one was about to be filled anyway.
-FIRST_LASTS = ((0.5, 1.0), (0.8, 0.85), (math.inf, 0.5))
-MORE_LASTS = 0.9
-ALONE_LASTS = 0.05  # of all that, while the first block waits for the next: it would fill up anyway
-# Tokens hoped for in a round without branches: as long as no end of the text is in view an answer
-# is a long one, and those begin slowly and go faster later.
-PLAIN, PLAIN_OPEN = 1.8, 5.0
-PLAIN_WEIGHT = 3.0  # rounds that the rate hoped for counts for
-TRIALS = 0.01  # share of the tokens that may be lost on finding out whether a branch helps by now
-FORGOTTEN = 0.5  # weight of all that is known of branches below which one is tried again
+# Prior of the tokens that each choice gains over the one before. `auto` does well with it both on
+# `words`, where a round without branches brings five, and on `functions`, where it brings two
+# (docs/results.md).
+PRIOR_GAINS = (1.8, 1.8, 2.0, 1.4)
+PRIOR_COUNT = 20.0  # rounds that this prior counts for
+EMA_DECAY = 0.99  # weight of a round against the one after it
+# Some of a gain would have come a round later by itself: what counts is this share of it. For the
+# first branch it depends on the probability of its token, (up to, share): a confident one was about
+# to be filled anyway.
+FIRST_GAIN_SHARES = ((0.5, 1.0), (0.8, 0.85), (math.inf, 0.5))
+NEXT_GAIN_SHARE = 0.9  # of the gain of more branches
+WAITING_GAIN_SHARE = 0.05  # of all that, while the first block waits: it would fill up anyway
+# Prior of the tokens that a round without branches brings. As long as no EOS is in view (open) the
+# answer is a long one, and those start slowly and get faster.
+PRIOR_TOKENS, PRIOR_TOKENS_OPEN = 1.8, 5.0
+PRIOR_RATE_COUNT = 3.0  # rounds that the prior of the rate counts for
+EXPLORE_SHARE = 0.01  # of the tokens, that may be lost on finding out whether a branch helps by now
+EXPLORE_BELOW = 0.5  # explore when all that is known of branches has decayed below this weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +88,34 @@ class RoundCost:
         return RoundCost(tuple(hull))
 
 
-_MOST_PRICES = 1024  # kept at a time
+_MOST_COSTS = 1024  # kept at a time
 
 EVERY_ROUND_THE_SAME = RoundCost(((1, 1.0),))  # for counting forwards
 
 
-class Budget:
-    """Learns from every round of one sequence and says how many branches the next may have."""
+class BranchBudget:
+    """Learns from every round of one sequence and chooses how many branches the next may have."""
 
     def __init__(self, cost: RoundCost) -> None:
         self.cost = cost
-        self._prices = _prices(cost)
-        self._steps = [_Mean() for _ in AUTO_BRANCHES[1:]]  # what a choice adds to the one before
-        self._gains = self._expected()
+        self._costs = _cost_table(cost)
+        self._steps = [_DecayedMean() for _ in AUTO_BRANCHES[1:]]  # gain of a choice over the last
+        self._gains = self._expected_gains()
         self._tokens = self._spent = 0.0  # what all rounds have brought and cost
-        self._lost = 0.0  # tokens that trials are expected to have cost
+        self._lost = 0.0  # tokens that exploring is expected to have cost
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn what a round would have brought with each number of branches."""
+        plan, winners = outcome.plan, [0]
+        if outcome.selection is not None:
+            scores = outcome.selection.scores
+            lone = wins_alone(scores, outcome.drafts, outcome.fill_rule.config)
+            winners = self.winners(scores.tolist(), lone)
+        rows = sorted({*winners})
+        tokens = dict(zip(rows, outcome.brought(rows), strict=True))
+        # The prompt, which the first round has too, is no choice, and may be in the cache already.
+        start = max(plan.start, outcome.view.offset) if plan.index == 1 else plan.start
+        self.learn([tokens[row] for row in winners], int((plan.row_ends - start).sum()))
 
     def winners(self, scores: Sequence[float], lone: bool | None = None) -> list[int]:
         """The row that would have won with each choice that this round covers, in turn.
@@ -107,7 +124,7 @@ class Budget:
         first branch would have won against the anchor alone, where the scores do not tell.
         """
         anchor = len(scores) - 1
-        found, best = [], anchor  # of equals the best-ranked lookahead, last of all the anchor
+        found, best = [], anchor  # ties go to the best-ranked lookahead, last of all to the anchor
         for row in range(anchor + 1):
             if row in AUTO_BRANCHES or row == anchor:
                 found.append(anchor if row == 1 and lone is False else best)
@@ -121,94 +138,95 @@ class Budget:
         forwarded: tokens that the round is charged for.
         """
         self._tokens += tokens[-1]
-        self._spent += self._prices.believed(forwarded)
+        self._spent += self._costs.cost(forwarded)
         for step in self._steps:
-            step.fade()
+            step.decay()
         for step, fewer, more in zip(self._steps, tokens, tokens[1:], strict=False):
             step.add(more - fewer)
-        self._gains = self._expected()  # now, while the device works, not when a round waits
+        # Now, while the device works: `choose_branches` keeps it waiting.
+        self._gains = self._expected_gains()
 
-    def _expected(self) -> list[list[float]]:
-        """Tokens that each choice adds to a round without branches, a list for each FIRST_LASTS."""
-        added = []
-        kept = 1.0  # share of what was hoped: one that brings less lowers the hope in the next
-        for step, hope in zip(self._steps, HOPES, strict=True):
-            added.append(step.value(hope * kept, HOPE_WEIGHT))
-            kept = min(1.0, added[-1] / hope)
-        first, *more = added
+    def _expected_gains(self) -> list[list[float]]:
+        """Tokens that each choice gains over no branches, a list for each FIRST_GAIN_SHARES."""
+        gains = []
+        kept = 1.0  # a choice that gains less than its prior lowers the prior of the next
+        for step, prior in zip(self._steps, PRIOR_GAINS, strict=True):
+            gains.append(step.value(prior * kept, PRIOR_COUNT))
+            kept = min(1.0, gains[-1] / prior)
+        first, *more = gains
         return [
-            [0.0, *accumulate((MORE_LASTS * x for x in more), initial=share * first)]
-            for _, share in FIRST_LASTS
+            [0.0, *accumulate((NEXT_GAIN_SHARE * x for x in more), initial=share * first)]
+            for _, share in FIRST_GAIN_SHARES
         ]
 
-    def branches(
+    def choose_branches(
         self,
-        row: int,
+        row_length: int,
         candidates: int,
-        sure: float,
+        top_prob: float,
         *,
-        alone: bool = False,
+        is_waiting: bool = False,
         is_open: bool = False,
     ) -> int:
         """How many of the candidates to try in a round whose rows have so many tokens.
 
-        sure: probability of the best candidate's token; alone: the first block waits for others;
-        is_open: no end of the text is in view. The device waits meanwhile: no call too many.
+        top_prob: of the best candidate's token; is_waiting: the first block waits for the next;
+        is_open: no EOS is in view. The device waits meanwhile: no call too many.
         """
-        choices, costs = self._prices[row, min(candidates, AUTO_BRANCHES[-1])]
-        gains = self._gains[bisect(FIRST_LASTS, (sure,))]
-        if alone:
-            gains = [ALONE_LASTS * gain for gain in gains]
-        # Tokens for the time: as it has been so far, and as hoped while little is known.
-        plain = PLAIN_OPEN if is_open else PLAIN
-        rates = [(plain + gains[i]) / cost for i, cost in enumerate(costs)]
-        hope = rates.index(max(rates))
-        tokens = self._tokens + PLAIN_WEIGHT * (plain + gains[hope])
-        rate = tokens / (self._spent + PLAIN_WEIGHT * costs[hope])
+        choices, costs = self._costs[row_length, min(candidates, AUTO_BRANCHES[-1])]
+        gains = self._gains[bisect(FIRST_GAIN_SHARES, (top_prob,))]
+        if is_waiting:
+            gains = [WAITING_GAIN_SHARE * gain for gain in gains]
+        # Tokens for the time: what all rounds brought, and the best of the prior on top.
+        prior = PRIOR_TOKENS_OPEN if is_open else PRIOR_TOKENS
+        rates = [(prior + gains[i]) / cost for i, cost in enumerate(costs)]
+        likely = rates.index(max(rates))
+        tokens = self._tokens + PRIOR_RATE_COUNT * (prior + gains[likely])
+        rate = tokens / (self._spent + PRIOR_RATE_COUNT * costs[likely])
         worth = [gains[i] - rate * cost for i, cost in enumerate(costs)]
         best = worth.index(max(worth))  # of equals the fewest
-        if best == 0 and self._steps[0].weight < FORGOTTEN and len(worth) > 1:
+        if best == 0 and self._steps[0].weight < EXPLORE_BELOW and len(worth) > 1:
             loss = worth[0] - worth[1]
-            if self._lost + loss <= TRIALS * self._tokens:
+            if self._lost + loss <= EXPLORE_SHARE * self._tokens:
                 self._lost += loss
                 best = 1
         return choices[best]
 
 
-class _Prices(dict[tuple[int, int], tuple[list[int], list[float]]]):
-    """By tokens of a row and candidates: the numbers of branches to choose from, and their cost."""
+class _CostTable(dict[tuple[int, int], tuple[list[int], list[float]]]):
+    """By row length and candidates: the numbers of branches to choose from, and their costs."""
 
     def __init__(self, cost: RoundCost) -> None:
-        self.believed = cost.convex()
+        self.cost = cost.convex()
 
     def __missing__(self, key: tuple[int, int]) -> tuple[list[int], list[float]]:
-        if len(self) == _MOST_PRICES:  # a canvas is as long as its prompt
+        if len(self) == _MOST_COSTS:  # a canvas is as long as its prompt
             self.clear()
-        row, candidates = key
+        row_length, candidates = key
         choices = [*(k for k in AUTO_BRANCHES if k < candidates), candidates]
-        self[key] = choices, [self.believed(row * (k + 1)) for k in choices]
+        self[key] = choices, [self.cost(row_length * (k + 1)) for k in choices]
         return self[key]
 
 
 @lru_cache(maxsize=16)
-def _prices(cost: RoundCost) -> _Prices:
+def _cost_table(cost: RoundCost) -> _CostTable:
     """The same for all sequences: a run has one cost."""
-    return _Prices(cost)
+    return _CostTable(cost)
 
 
-class _Mean:
+class _DecayedMean:
     """A mean over past rounds in which older ones count for less."""
 
     def __init__(self) -> None:
         self.sum = self.weight = 0.0
 
-    def fade(self) -> None:
-        self.sum *= FADING
-        self.weight *= FADING
+    def decay(self) -> None:
+        self.sum *= EMA_DECAY
+        self.weight *= EMA_DECAY
 
     def add(self, value: float) -> None:
         self.sum += value
         self.weight += 1.0
 
-    def value(self, hope: float, hope_weight: float) -> float:
-        return (self.sum + hope * hope_weight) / (self.weight + hope_weight)
+    def value(self, prior: float, prior_count: float) -> float:
+        return (self.sum + prior * prior_count) / (self.weight + prior_count)

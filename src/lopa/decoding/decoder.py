@@ -1,57 +1,30 @@
 """The decoder: a pure state machine that turns statistics into tokens.
 
-`plan()` says what to forward, `advance(stats)` chooses the winner, fills it and spawns the next
-branches; `choose` and `record` are its two halves, for whoever is in a hurry. It knows nothing of
-models, devices or text, and it is deterministic: the same statistics give the same rounds on every
-rank of a group.
+`plan` says what to forward, `choose` takes its statistics, fills the winner and spawns the next
+drafts, and `record`, which can wait, tells what became of it. The decoder knows nothing of models,
+devices or text, and it is deterministic: the same statistics give the same rounds on every rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from lopa.config import DecodeConfig
-from lopa.decoding import fill, lookahead
-from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME, Budget, RoundCost
-from lopa.decoding.round_view import Seen, ends_of_text
+from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME, BranchBudget, RoundCost
+from lopa.decoding.fill import FillRule
+from lopa.decoding.outcome import Outcome
+from lopa.decoding.policy import LookaheadPolicy, ScoredPolicy
+from lopa.decoding.record import make_record
+from lopa.decoding.round_view import RoundView, eos_mask
 from lopa.decoding.windows import Frame, Pipeline, make_window
 from lopa.errors import PromptError
-from lopa.types import (
-    BoolArray,
-    Branch,
-    Fill,
-    FillKind,
-    FinishReason,
-    FloatArray,
-    IntArray,
-    Lookahead,
-    Plan,
-    Round,
-    Stats,
-)
-
-
-class _Chosen(NamedTuple):
-    """What is kept of a round until its record is made."""
-
-    plan: Plan
-    frame: Frame
-    seen: Seen
-    ahead: list[Lookahead]  # what each row but the last had placed
-    eos: list[bool]  # by row
-    scores: lookahead.Scores | None  # by row; None: there was but one
-    winner: int
-    found_masks: list[int]  # by block, before the fills
-    columns: IntArray  # filled
-    forced: BoolArray  # by column
-    spawned: list[Lookahead]
+from lopa.types import BoolArray, FinishReason, IntArray, Lookahead, Plan, Round, Stats
 
 
 class Decoder:
-    """Decodes one sequence. Call `plan` and `advance` in turn until `plan` returns None."""
+    """Decodes one sequence: `plan`, `choose` and `record` in turn until `plan` returns None."""
 
     def __init__(
         self,
@@ -63,6 +36,7 @@ class Decoder:
         shift: bool,  # the model's raw row p − 1 predicts position p
         aligned: bool = False,  # the model counts blocks from position 0
         cost: RoundCost | None = None,  # of a round, for branches auto; None: all cost the same
+        policy: LookaheadPolicy | None = None,  # None: as configured
     ) -> None:
         if len(prompt_ids) == 0:
             raise PromptError("the prompt is empty: give at least one token")
@@ -71,18 +45,19 @@ class Decoder:
         self.config = config
         self.mask_id = mask_id
         self.eos_ids = frozenset(eos_ids)
-        self.shift = shift
+        self.fill_rule = FillRule(config, shift)
+        self.policy: LookaheadPolicy = policy or ScoredPolicy(config)
         self.prompt = len(prompt_ids)
         self.aligned = aligned
         self.window = make_window(self.prompt, aligned, config)
         length = self.window.base + self.window.count * self.window.size
         self.tokens = np.full(length, mask_id, np.int64)  # the anchor's canvas
         self.tokens[: self.prompt] = prompt_ids
-        self.ahead: list[Lookahead] = []
-        self.budget: Budget | None = None
+        self.drafts: list[Lookahead] = []
+        self.budget: BranchBudget | None = None
         if config.branches == "auto":
             measured = cost if config.objective == "speed" else None
-            self.budget = Budget(measured or EVERY_ROUND_THE_SAME)
+            self.budget = BranchBudget(measured or EVERY_ROUND_THE_SAME)
         self.has_eos = False
         self.round = 0
         self.finish: FinishReason | None = None
@@ -91,7 +66,7 @@ class Decoder:
         self._masks: list[int] = (blocks == mask_id).sum(axis=1).tolist()  # by block
         self._frame: Frame | None = None
         self._plan: Plan | None = None
-        self._chosen: _Chosen | None = None
+        self._outcome: Outcome | None = None
 
     # -- what is decoded so far ---------------------------------------------------------------
 
@@ -109,10 +84,10 @@ class Decoder:
 
     @property
     def first_eos(self) -> int | None:
-        """Index among the new tokens of the first end of text, filled or not to its left."""
+        """Index among the new tokens of the first EOS token, filled or not to its left."""
         if not self.has_eos:
             return None
-        found = ends_of_text(self.tokens[self.prompt :], self.eos_ids)
+        found = eos_mask(self.tokens[self.prompt :], self.eos_ids)
         first = int(found.argmax())
         return first if found[first] else None
 
@@ -132,30 +107,29 @@ class Decoder:
     # -- the round ----------------------------------------------------------------------------
 
     def plan(self) -> Plan | None:
-        """The next forward; the same one until `advance` has taken its statistics."""
+        """The next forward; the same one until `choose` has taken its statistics."""
         if self.finish is not None or self._plan is not None:
             return self._plan
         if self.round == self.config.max_rounds:
             self.end("rounds")
             return None
         size, base = self.window.size, self.window.base
-        eos = [self.has_eos or a.token in self.eos_ids for a in self.ahead] + [self.has_eos]
-        frame = self.window.open(
-            self._masks, [(a.position - base) // size for a in self.ahead], eos
-        )
+        has_eos = [self.has_eos or d.token in self.eos_ids for d in self.drafts] + [self.has_eos]
+        blocks = [(d.position - base) // size for d in self.drafts]
+        frame = self.window.open(self._masks, blocks, has_eos)
         if frame is None:
             self.end("eos" if self.has_eos else "length")
             return None
         self.round += 1
 
-        end = max(frame.ends)
-        ends = np.array(frame.ends)
-        rows = self.tokens[None, frame.start : end].repeat(len(eos), axis=0)
-        for row, ahead in enumerate(self.ahead):
-            rows[row, ahead.position - frame.start] = ahead.token
+        end = max(frame.row_ends)
+        row_ends = np.array(frame.row_ends)
+        rows = self.tokens[None, frame.start : end].repeat(len(has_eos), axis=0)
+        for row, draft in enumerate(self.drafts):
+            rows[row, draft.position - frame.start] = draft.token
         wanted = rows == self.mask_id
-        if min(frame.ends) != end:
-            wanted &= np.arange(frame.start, end) < ends[:, None]
+        if min(frame.row_ends) != end:
+            wanted &= np.arange(frame.start, end) < row_ends[:, None]
         if self.config.window == "blocks":  # the masks behind the block are only context
             wanted[:, base + (frame.first + 1) * size - frame.start :] = False
         block_ids = None
@@ -163,23 +137,18 @@ class Decoder:
             block_ids = (np.arange(frame.start, end) - (0 if self.aligned else base)) // size
             if not self.aligned:
                 block_ids[: max(0, base - frame.start)] = -1  # the prompt is one block
-        self._frame, self._eos_rows = frame, eos
+        self._frame, self._eos_rows = frame, has_eos
         self._plan = Plan(
             index=self.round,
             start=frame.start,
             cached=frame.cached,
             commit=frame.commit,
             rows=rows,
-            ends=ends,
+            row_ends=row_ends,
             wanted=wanted,
             block_ids=block_ids,
         )
         return self._plan
-
-    def advance(self, stats: Stats) -> Round:
-        """Take the round's statistics; returns its record, whose winner the runner commits."""
-        self.choose(stats)
-        return self.record()
 
     def choose(self, stats: Stats) -> int:
         """Take the round's statistics; returns the winner, which the runner commits.
@@ -190,223 +159,86 @@ class Decoder:
         plan, frame = self._plan, self._frame
         if plan is None or frame is None:
             raise RuntimeError("statistics without a plan")
-        config, size, ahead = self.config, self.window.size, self.ahead
-        seen = self._seen(plan, frame, stats)
-        scores, winner = None, 0
-        if ahead:
-            scores = lookahead.score(seen, ahead, size, config)
-            winner = self._select(scores)
+        config, size, drafts = self.config, self.window.size, self.drafts
+        view = RoundView.of(plan, frame, stats, self.window.base, size, self.eos_ids)
+        selection = self.policy.select(view, drafts) if drafts else None
+        winner = 0 if selection is None else selection.winner
 
         # The winner becomes the anchor, its lookahead token included, and is filled.
-        if winner < len(ahead):
-            placed = ahead[winner]
+        if winner < len(drafts):
+            placed = drafts[winner]
             self.tokens[placed.position] = placed.token
             self._masks[(placed.position - self.window.base) // size] -= 1
-        found_masks = self._masks.copy()
-        chosen, forced = self._fill(seen.cells(winner, frame, size), frame)
+        found_masks, step = self._masks.copy(), self._block_round
+        chosen, forced = self.fill_rule(view.cells(winner, frame), step)
         counts = np.add.reduce(chosen, axis=1, dtype=np.int64)
         for block, count in enumerate(counts.tolist(), frame.first):
             self._masks[block] -= count
         chosen = chosen.reshape(-1)
         columns = chosen.nonzero()[0]
-        filled = seen.token[winner][columns]
-        self.tokens[seen.offset + columns] = filled
+        filled = view.token[winner][columns]
+        self.tokens[view.offset + columns] = filled
         self.has_eos = self._eos_rows[winner] or not self.eos_ids.isdisjoint(filled.tolist())
         self.window.close(frame, winner, self._masks)
-        self.ahead = self._look_ahead(winner, chosen, seen) if config.most_branches else []
-        self._block_round = self._block_round + 1 if self._masks[frame.first] else 0
+        own = chosen[: frame.blocks[winner] * size]  # columns of the row's own blocks
+        self.drafts = self._spawn(view, winner, own) if config.most_branches else []
+        self._block_round = step + 1 if self._masks[frame.first] else 0
         self._plan = self._frame = None
-        if config.early_stop and self.has_eos:
+        if config.early_stop:
             first = self.first_eos
             if first is not None and self.settled > first:
                 self.end("eos")
-        # Where blocks are aligned the last may go beyond what was asked for: nobody waits for that.
-        enough = self.aligned and self.settled >= config.max_new_tokens
-        if config.early_stop and enough and self.finish is None:
-            self.end("length")
-        self._chosen = _Chosen(
+            # Aligned blocks may go beyond what was asked for: nobody waits for that.
+            elif self.aligned and self.settled >= config.max_new_tokens:
+                self.end("length")
+        self._outcome = Outcome(
             plan=plan,
             frame=frame,
-            seen=seen,
-            ahead=ahead,
-            eos=self._eos_rows,
-            scores=scores,
+            view=view,
+            drafts=drafts,
+            has_eos=self._eos_rows,
+            selection=selection,
             winner=winner,
-            found_masks=found_masks,
+            masks=found_masks,
             columns=columns,
             forced=forced.reshape(-1),
-            spawned=self.ahead,
+            spawned=self.drafts,
+            fill_rule=self.fill_rule,
+            step=step,
+            prompt=self.prompt,
         )
         return winner
 
     def record(self) -> Round:
         """Of the round that was chosen last."""
-        chosen, self._chosen = self._chosen, None
-        if chosen is None:
+        outcome, self._outcome = self._outcome, None
+        if outcome is None:
             raise RuntimeError("a record without a round")
         if self.budget is not None:
-            self._learn(self.budget, chosen)
-        plan, frame, seen = chosen.plan, chosen.frame, chosen.seen
-        scores = chosen.scores
-        if scores is None:
-            scores = lookahead.score(seen, [], self.window.size, self.config)
-        counts = seen.masks.sum(axis=1)
-        branches = [
-            Branch(*row)
-            for row in zip(
-                [*chosen.ahead, None],
-                scores.tolist(),
-                counts.tolist(),
-                frame.ends,
-                chosen.eos,
-                _landscapes(seen.masks, counts, seen.max_prob),
-                strict=True,
-            )
-        ]
-        return Round(
-            index=plan.index,
-            start=plan.start,
-            cached=plan.cached,
-            committed=plan.commit,
-            branches=branches,
-            winner=chosen.winner,
-            fills=self._fills(chosen),
-            spawned=chosen.spawned,
-            blocks=self.window.view(frame, chosen.winner, chosen.found_masks),
-        )
+            self.budget.observe(outcome)
+        self.policy.observe(outcome)
+        blocks = self.window.block_views(outcome.frame, outcome.winner, outcome.masks)
+        return make_record(outcome, blocks)
 
-    # -- pieces -------------------------------------------------------------------------------
-
-    # The two choices that make LoPA; the studies put others in their place.
-
-    def _select(self, scores: lookahead.Scores) -> int:
-        return lookahead.select(scores)
-
-    def _ranked(self, ranking: FloatArray) -> FloatArray:
-        """What positions to look ahead at are ranked by, the highest first."""
-        return ranking
-
-    def _look_ahead(self, row: int, chosen: BoolArray, seen: Seen) -> list[Lookahead]:
-        """The branches of the next round, from the winner's row and what was filled of it."""
-        end = len(chosen)  # of the row's own blocks
-        free = self._free(row, seen)[:end] & ~chosen
-        max_prob, ranking = seen.max_prob[row, :end], self._ranked(seen.ranking[row, :end])
-        columns = lookahead.candidates(free, max_prob, ranking, self.config)
-        if self.budget is not None:
-            sure = float(max_prob[columns[0]]) if len(columns) else 0.0
+    def _spawn(self, view: RoundView, row: int, filled: BoolArray) -> list[Lookahead]:
+        """Drafts of the next round, from the winner's row. filled: [N], of its own blocks."""
+        free = view.masks[row, : len(filled)] & ~filled
+        if not self.config.lookahead_eos:
+            free &= ~view.is_eos[row, : len(filled)]
+            if (first := self.first_eos) is not None:  # and not behind it
+                free[max(0, self.prompt + first - view.offset) :] = False
+        drafts = self.policy.spawn(view, row, free)
+        if self.budget is None:
+            return drafts
+        following = self.window.peek_row(self._masks, self.has_eos)
+        if not following.length:
+            return []
+        count = self.budget.choose_branches(
+            following.length,
+            len(drafts),
+            drafts[0].max_prob if drafts else 0.0,
+            is_waiting=following.is_waiting,
             # The first forward shows too little to tell.
-            is_open = self.round > 1 and not self._end_in_view(row, end, seen)
-            columns = columns[: self._worth(self.budget, len(columns), sure, is_open)]
-        return lookahead.spawn(columns, row, seen, ranking)
-
-    def _free(self, row: int, seen: Seen) -> BoolArray:
-        """The masks of a row that a lookahead may be placed on."""
-        masks: BoolArray = seen.masks[row].copy()
-        if self.config.lookahead_eos:
-            return masks
-        masks &= ~seen.ends[row]
-        if self.has_eos and (end := self.first_eos) is not None:
-            masks[max(0, self.prompt + end - seen.offset) :] = False
-        return masks
-
-    def _end_in_view(self, row: int, end: int, seen: Seen) -> bool:
-        """Whether an end of text is filled, or the best token of a mask up to there."""
-        if self.has_eos:
-            return True
-        return bool(np.count_nonzero(seen.ends[row, :end] & seen.masks[row, :end]))
-
-    def _seen(self, plan: Plan, frame: Frame, stats: Stats) -> Seen:
-        offset = self.window.base + frame.first * self.window.size
-        first = offset - plan.start
-        view = slice(first, first + max(frame.blocks) * self.window.size)
-        found = stats.token[:, view], stats.max_prob[:, view], stats.ranking[:, view]
-        return Seen(offset, plan.wanted[:, view], *found, self.eos_ids)
-
-    def _worth(self, budget: Budget, candidates: int, sure: float, is_open: bool) -> int:
-        """How many of the candidates the next round is to try; see `Budget.branches`."""
-        row, alone = self.window.outlook(self._masks, self.has_eos)
-        return budget.branches(row, candidates, sure, alone=alone, is_open=is_open) if row else 0
-
-    def _learn(self, budget: Budget, chosen: _Chosen) -> None:
-        """Tell the budget what the round would have brought with each number of branches."""
-        rivals = [0]
-        if chosen.scores is not None:
-            lone = lookahead.wins_alone(chosen.scores, chosen.ahead, self.config)
-            rivals = budget.winners(chosen.scores.tolist(), lone)
-        rows = sorted({*rivals})
-        tokens = dict(zip(rows, self._brought(rows, chosen), strict=True))
-        # The prompt, which the first round has too, is no choice, and may be in the cache already.
-        start = chosen.plan.start
-        begin = max(start, self.window.base) if chosen.plan.index == 1 else start
-        forwarded = int((chosen.plan.ends - begin).sum())
-        budget.learn([tokens[row] for row in rivals], forwarded)
-
-    def _brought(self, rows: list[int], chosen: _Chosen) -> list[int]:
-        """Tokens that each row would bring as the winner, less those behind an end of text."""
-        seen, plan, frame = chosen.seen, chosen.plan, chosen.frame
-        size = self.window.size
-        if self.config.window == "pipeline":  # every row at once
-            masks = seen.masks[rows]
-            passed = masks & (seen.max_prob[rows] > np.float32(self.config.threshold))
-            shape = (len(rows), -1, size)
-            stuck = masks.reshape(shape).any(axis=2) & ~passed.reshape(shape).any(axis=2)
-            forced = (stuck & frame.may_force[rows]).sum(axis=1)
-        else:
-            fills = [self._fill(seen.cells(row, frame, size), frame) for row in rows]
-            passed = np.stack([filled.chosen.ravel() for filled in fills])
-            forced = np.zeros(len(rows), np.int64)
-        over = passed & seen.ends[rows]
-        if any(chosen.eos):  # some are there already; those of a prompt are none
-            columns = np.arange(seen.offset, seen.offset + passed.shape[1])
-            there = plan.rows[rows][:, columns - plan.start]
-            over |= ends_of_text(there, self.eos_ids) & (columns >= self.prompt)
-        if over.any():
-            passed = passed & (np.cumsum(over, axis=1) - over == 0)
-        found = (passed.sum(axis=1) + forced).tolist()
-        lookaheads = len(chosen.ahead)
-        return [count + (row < lookaheads) for row, count in zip(rows, found, strict=True)]
-
-    def _fill(self, cells: fill.Cells, frame: Frame) -> fill.Filled:
-        config = self.config
-        if frame.fresh and self.shift and cells.mask[0, 0]:
-            # With shifted rows a cached window lacks the row that predicts its first position, so
-            # Fast-dLLM on Dream fills that position, and nothing else, from the full forward.
-            return fill.leftmost(cells)
-        if config.decoder == "sdar":
-            quota = fill.block_quota(config.block_size, self._block_round, config.steps or 1)
-            if config.order == "sequential":
-                return fill.first_count(cells, quota)
-            return fill.quota_or_threshold(cells, quota, config.threshold)
-        if config.factor is not None:
-            return fill.by_factor(cells, config.factor)
-        if config.steps is not None:
-            steps = config.steps // config.blocks
-            step = self._block_round
-            if self.shift:  # Dream's schedule counts the masks there are now
-                count = fill.schedule_count(int(cells.mask.sum()), step, steps)
-            else:  # LLaDA's shares out those that the block began with
-                count = fill.block_quota(self.window.size, step, steps)
-            return fill.best_count(cells, count)
-        if config.window == "blocks":
-            return fill.best_and_threshold(cells, config.threshold)
-        return fill.above_threshold(cells, config.threshold)
-
-    def _fills(self, chosen: _Chosen) -> list[Fill]:
-        counts = self.config.steps is not None and self.config.decoder != "sdar"
-        rule: FillKind = "count" if counts else "threshold"
-        seen, row, columns = chosen.seen, chosen.winner, chosen.columns
-        found = (
-            columns + seen.offset,
-            seen.token[row, columns],
-            seen.max_prob[row, columns],
-            chosen.forced[columns],
+            is_open=self.round > 1 and not self.has_eos and not view.is_eos[row].any(),
         )
-        listed = (x.tolist() for x in found)
-        return [Fill(p, t, m, "forced" if f else rule) for p, t, m, f in zip(*listed, strict=True)]
-
-
-def _landscapes(masks: BoolArray, counts: IntArray, max_prob: FloatArray) -> list[str]:
-    """Each row's probabilities at its masks, for the record: see Branch.landscape."""
-    levels = (max_prob[masks] * 255 + 0.5).astype(np.uint8).tobytes().hex()
-    ends = (2 * counts.cumsum()).tolist()
-    return [levels[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        return drafts[:count]

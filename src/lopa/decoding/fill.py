@@ -1,30 +1,33 @@
 """Fill rules: which masks of a window are fixed in a round.
 
-A rule sees the winner's active blocks as arrays of shape [blocks, block size] and returns which
-cells to fix and which of those it had to force. Every rule is a plain function of its arguments;
-`forced` marks fills that did not pass a test but had to be made to get on.
+A rule sees a row's active blocks as arrays of shape [blocks, block size] and returns which cells to
+fix and which of those it had to force: these did not pass a test but had to be made to get on.
+Every rule is a plain function of its arguments; `FillRule` is the one of a configuration.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from lopa.types import BoolArray, FloatArray, IntArray
+from lopa.config import DecodeConfig
+from lopa.types import BoolArray, FillKind, FloatArray, IntArray
 
 _SCHEDULE_END = 1e-3  # Dream's eps: the timestep that its schedule ends on
 
 
 class Cells(NamedTuple):
-    """The winner's active blocks: [blocks, block size] each, `may_force` [blocks]."""
+    """A row's active blocks: [blocks, block size] each, `may_force` [blocks]."""
 
     mask: BoolArray
     max_prob: FloatArray
     ranking: FloatArray
     may_force: BoolArray
+    fresh: bool = False  # the round recomputes everything, as Frame says
 
 
 class Filled(NamedTuple):
@@ -32,17 +35,63 @@ class Filled(NamedTuple):
     forced: BoolArray  # [blocks, block size], a part of chosen
 
 
+@dataclass(frozen=True, slots=True)
+class FillRule:
+    """The rule that a configuration asks for."""
+
+    config: DecodeConfig
+    shift: bool  # the model's raw row p − 1 predicts position p
+
+    def __call__(self, cells: Cells, step: int) -> Filled:
+        """step: how many rounds the first block has had."""
+        config = self.config
+        if cells.fresh and self.shift and cells.mask[0, 0]:
+            # With shifted rows a cached window lacks the row that predicts its first position, so
+            # Fast-dLLM on Dream fills that position, and nothing else, from the full forward.
+            return leftmost(cells)
+        if config.decoder == "sdar":
+            quota = block_quota(config.block_size, step, config.steps or 1)
+            if config.order == "sequential":
+                return first_count(cells, quota)
+            return quota_or_threshold(cells, quota, config.threshold)
+        if config.factor is not None:
+            return by_factor(cells, config.factor)
+        if config.steps is not None:
+            steps = config.steps // config.blocks
+            if self.shift:  # Dream's schedule counts the masks there are now
+                count = schedule_count(int(cells.mask.sum()), step, steps)
+            else:  # LLaDA's shares out those that the block began with
+                count = block_quota(cells.mask.size, step, steps)
+            return best_count(cells, count)
+        if config.window == "blocks":
+            return best_and_threshold(cells, config.threshold)
+        return above_threshold(cells, config.threshold)
+
+    @property
+    def kind(self) -> FillKind:
+        """What the record says of its fills, forced ones aside."""
+        counts = self.config.steps is not None and self.config.decoder != "sdar"
+        return "count" if counts else "threshold"
+
+
+def passes(max_prob: FloatArray, threshold: float) -> BoolArray:
+    """Above the threshold, which is rounded to fp32 as in the published loops."""
+    passed: BoolArray = max_prob > np.float32(threshold)
+    return passed
+
+
 def above_threshold(cells: Cells, threshold: float) -> Filled:
-    """D2F: every mask above the threshold; a fully activated block without one forces its best."""
-    chosen = cells.mask & (cells.max_prob > np.float32(threshold))
+    """D2F: every mask above the threshold; a fully activated block without one forces its best.
+
+    Also of several rows at once: [rows, blocks, block size].
+    """
+    chosen = cells.mask & passes(cells.max_prob, threshold)
     forced = np.zeros(chosen.shape, np.bool_)
-    for block in cells.may_force.nonzero()[0].tolist():
-        if not np.count_nonzero(chosen[block]):
-            masks = cells.mask[block].nonzero()[0]
-            if len(masks):
-                best = masks[cells.ranking[block, masks].argmax()]
-                chosen[block, best] = forced[block, best] = True
-    return Filled(chosen, forced)
+    stuck = (cells.may_force & cells.mask.any(axis=-1) & ~chosen.any(axis=-1)).nonzero()
+    if len(stuck[0]):
+        best = np.where(cells.mask[stuck], cells.ranking[stuck], -math.inf).argmax(axis=-1)
+        forced[(*stuck, best)] = True
+    return Filled(chosen | forced, forced)
 
 
 def best_and_threshold(cells: Cells, threshold: float) -> Filled:
@@ -76,7 +125,7 @@ def best_count(cells: Cells, count: int) -> Filled:
 
 def quota_or_threshold(cells: Cells, quota: int, threshold: float) -> Filled:
     """SDAR: every mask above the threshold if they fill the quota, else the quota's best."""
-    passed = cells.mask & (cells.max_prob > np.float32(threshold))
+    passed = cells.mask & passes(cells.max_prob, threshold)
     if passed.sum() >= quota:
         return Filled(passed, np.zeros_like(passed))
     best = best_count(cells, quota).chosen

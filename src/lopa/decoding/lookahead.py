@@ -1,51 +1,58 @@
-"""Lookahead: spawn branches on the best masks, score each by its future, select one."""
+"""Lookahead: spawn drafts on the best masks, score each branch by its future, select one."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lopa.config import DecodeConfig
-from lopa.decoding.round_view import Seen
+from lopa.decoding.fill import passes
+from lopa.decoding.round_view import RoundView
 from lopa.types import BoolArray, FloatArray, IntArray, Lookahead
 
 Scores = npt.NDArray[np.float64]
 
-NO_MASK_SCORE = 1.0  # a branch with nothing left to be unsure about
+NO_MASK_SCORE = 1.0  # of a branch with nothing left to fill
 
 
-def candidates(
-    free: BoolArray,  # [N] masks of the winner that are left to look ahead at
-    max_prob: FloatArray,  # [N]
-    ranking: FloatArray,  # [N]
-    config: DecodeConfig,
-) -> IntArray:
-    """Columns to look ahead at, the best-ranked first; ties go to the lower position."""
+class Selection(NamedTuple):
+    """Which row of a round wins."""
+
+    winner: int
+    scores: Scores  # [R], higher is better
+    refused: tuple[tuple[int, str], ...] = ()  # rows that may not win, and why
+
+
+def spawn(
+    view: RoundView, row: int, free: BoolArray, ranking: FloatArray, config: DecodeConfig
+) -> list[Lookahead]:
+    """The row's tokens at its best-ranked free masks; ties go to the lower position.
+
+    free, ranking: [N] of the row; `ranking` may be any.
+    """
+    token, max_prob = view.token[row], view.max_prob[row]
     columns = free.nonzero()[0]
     if config.lookahead_floor > 0:
         columns = columns[max_prob[columns] >= np.float32(config.lookahead_floor)]
     order = (-ranking[columns]).argsort(kind="stable")
-    best: IntArray = columns[order[: config.most_branches]]
-    return best
-
-
-def spawn(columns: IntArray, row: int, seen: Seen, ranking: FloatArray) -> list[Lookahead]:
-    """The row's tokens at these columns, one a branch."""
-    found = columns, seen.token[row][columns], ranking[columns], seen.max_prob[row][columns]
+    columns = columns[order[: config.most_branches]]
+    found = columns, token[columns], ranking[columns], max_prob[columns]
     return [
-        Lookahead(seen.offset + p, t, c, m)
+        Lookahead(view.offset + p, t, c, m)
         for p, t, c, m in zip(*(x.tolist() for x in found), strict=True)
     ]
 
 
-def score(seen: Seen, ahead: list[Lookahead], size: int, config: DecodeConfig) -> Scores:
+def score(view: RoundView, drafts: list[Lookahead], config: DecodeConfig) -> Scores:
     """How promising each branch is: [R], higher is better.
 
-    ahead: of all rows but the last; size: of a block.
+    drafts: of all rows but the last, the anchor.
     """
-    masks, ranking = seen.masks, seen.ranking
+    masks, ranking = view.masks, view.ranking
     if config.score == "fills":
-        return _fills(seen, ahead, config)
+        return _fills(view, drafts, config)
     counts = np.add.reduce(masks, axis=1, dtype=np.int64)
     if config.score == "mean":
         scores = _lowest_mean(masks, ranking, counts, config.score_fraction)
@@ -55,47 +62,48 @@ def score(seen: Seen, ahead: list[Lookahead], size: int, config: DecodeConfig) -
             [_weakest_window(r[m], width) for r, m in zip(ranking, masks, strict=True)]
         )
     else:
-        scores = _weakest_block(masks, ranking, size)
+        scores = _weakest_block(masks, ranking, view.size)
     scores[counts == 0] = NO_MASK_SCORE
     weight = config.creation_weight
     if weight > 0:
-        creation = np.array([*(a.confidence for a in ahead), 1.0])  # the anchor places nothing
+        creation = np.array([*(a.confidence for a in drafts), 1.0])  # the anchor places nothing
         scores = weight * creation + (1 - weight) * scores
     return scores
 
 
-def _fills(seen: Seen, ahead: list[Lookahead], config: DecodeConfig) -> Scores:
-    """Tokens that each branch would bring now, each weighted by its probability; ends of text do
-    not count. They all depend on the lookahead token: its own probability is a factor, as α says.
+def _fills(view: RoundView, drafts: list[Lookahead], config: DecodeConfig) -> Scores:
+    """Tokens that each branch would bring now, each weighted by its probability, without EOS.
+
+    They all depend on the lookahead token: its own probability to the power of α is a factor.
     """
-    passed = (seen.max_prob > np.float32(config.threshold)) & (seen.masks & ~seen.ends)
-    fills: Scores = np.where(passed, seen.max_prob, 0.0).sum(axis=1, dtype=np.float64)
-    sure = np.array([a.max_prob for a in ahead])
+    passed = passes(view.max_prob, config.threshold) & view.masks & ~view.is_eos
+    fills: Scores = np.where(passed, view.max_prob, 0.0).sum(axis=1, dtype=np.float64)
+    placed = np.array([a.max_prob for a in drafts])
     # The lookahead token itself counts among rivals. A branch that has none would nearly always win
     # by it, right or wrong (docs/results.md): it has to bring more than the anchor without.
-    own = 1.0 if len(ahead) > 1 else 0.0
-    fills[:-1] = sure**config.creation_weight * (own + fills[:-1])
-    if len(ahead) == 1 and fills[0] == fills[1]:  # a tie is the anchor's here
+    own = 1.0 if len(drafts) > 1 else 0.0
+    fills[:-1] = placed**config.creation_weight * (own + fills[:-1])
+    if len(drafts) == 1 and fills[0] == fills[1]:  # a tie is the anchor's here
         fills[0] = np.nextafter(fills[1], -1.0)
     return fills
 
 
-def wins_alone(scores: Scores, ahead: list[Lookahead], config: DecodeConfig) -> bool | None:
+def wins_alone(scores: Scores, drafts: list[Lookahead], config: DecodeConfig) -> bool | None:
     """Whether the first of several branches would also win with no rival but the anchor.
 
     None where that is as the scores say.
     """
-    if config.score != "fills" or len(ahead) < 2:
+    if config.score != "fills" or len(drafts) < 2:
         return None
-    return bool(scores[0] - ahead[0].max_prob ** config.creation_weight > scores[-1])
+    return bool(scores[0] - drafts[0].max_prob ** config.creation_weight > scores[-1])
 
 
-def select(scores: Scores) -> int:
+def select(scores: Scores) -> Selection:
     """The first maximum: ties go to the best-ranked lookahead, last of all to the anchor.
 
     `score` has seen to it that a branch without rivals has no ties by `fills`.
     """
-    return int(scores.argmax())
+    return Selection(int(scores.argmax()), scores)
 
 
 def _lowest_mean(masks: BoolArray, ranking: FloatArray, counts: IntArray, share: float) -> Scores:

@@ -9,7 +9,7 @@ into equal blocks; the canvas is one block.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,9 +26,16 @@ class Frame:
     commit: int
     first: int  # first block that may be filled; rows end at their own last block
     blocks: list[int]  # [R] how many blocks from `first` on may be filled in each row
-    ends: list[int]  # [R] absolute end of each row
+    row_ends: list[int]  # [R] absolute end of each row
     may_force: BoolArray  # [R, max(blocks)]: fully activated, so a fill may be forced
     fresh: bool = False  # blocks window with a cache: this round recomputes everything
+
+
+class RowPeek(NamedTuple):
+    """The anchor's row of the next round, before it is planned."""
+
+    length: int  # tokens; 0: nothing is left to do
+    is_waiting: bool = False  # it is the first block alone, which waits for the next
 
 
 class Window(Protocol):
@@ -40,62 +47,25 @@ class Window(Protocol):
     def end(self) -> int:
         """Absolute end of the blocks that exist."""
 
-    def open(self, masks: list[int], ahead: list[int], eos: list[bool]) -> Frame | None:
+    def open(self, masks: list[int], drafts: list[int], has_eos: list[bool]) -> Frame | None:
         """The next round, or None when nothing is left to do.
 
         masks: [blocks] masks of the anchor by block (those not yet existing count in full);
-        ahead: [k] block in which each lookahead places its token; eos: [k + 1] rows that hold an
-        end of text.
+        drafts: [k] block in which each lookahead places its token; has_eos: [k + 1] rows that hold
+        an EOS token.
         """
 
-    def outlook(self, masks: list[int], ended: bool) -> tuple[int, bool]:
-        """Tokens of the row that `open` would give without lookaheads, in short.
-
-        Zero when nothing is left to do. And whether that is one block that waits for the next.
-        ended: the row holds an end of text.
-        """
+    def peek_row(self, masks: list[int], has_eos: bool) -> RowPeek:
+        """The row that `open` would give without lookaheads, without opening it."""
 
     def close(self, frame: Frame, winner: int, masks: list[int]) -> None:
         """Take the winner's row over; masks: [blocks] of the winner after its fills."""
 
-    def view(self, frame: Frame, winner: int, masks: list[int]) -> list[BlockView]:
+    def block_views(self, frame: Frame, winner: int, masks: list[int]) -> list[BlockView]:
         """The winner's uncached blocks as the round found them; masks: before its fills.
 
         Asked for after `close`, so it goes by the frame.
         """
-
-
-class Canvas:
-    """Prompt and all new tokens at once, no cache: plain Dream."""
-
-    def __init__(self, base: int, count: int, config: DecodeConfig) -> None:
-        self.base = base
-        self.count = count
-        self.size = config.max_new_tokens
-        self.end = base + self.size
-
-    def open(self, masks: list[int], ahead: list[int], eos: list[bool]) -> Frame | None:
-        if not masks[0]:
-            return None
-        rows = len(eos)
-        return Frame(
-            start=0,
-            cached=0,
-            commit=0,
-            first=0,
-            blocks=[1] * rows,
-            ends=[self.end] * rows,
-            may_force=np.ones((rows, 1), np.bool_),
-        )
-
-    def outlook(self, masks: list[int], ended: bool) -> tuple[int, bool]:
-        return (self.end if masks[0] else 0), False
-
-    def close(self, frame: Frame, winner: int, masks: list[int]) -> None:
-        pass
-
-    def view(self, frame: Frame, winner: int, masks: list[int]) -> list[BlockView]:
-        return [BlockView(self.base, self.end, "active", masks[0])]
 
 
 class BlockWindow:
@@ -104,22 +74,22 @@ class BlockWindow:
     `none`: the whole canvas every round. `prefix`: the first round of a block forwards the canvas
     and caches what is left of the block; later rounds forward the block and all behind it.
     `dual`: the first round caches the whole canvas; later rounds forward the block alone and
-    overwrite its slots.
+    overwrite its slots. Plain Dream decodes one block without a cache.
     """
 
     def __init__(self, base: int, count: int, config: DecodeConfig) -> None:
         self.base = base
-        self.size = config.block_size
+        self.size = config.max_new_tokens // config.blocks
         self.count = count
         self.cache: CacheName = config.cache
         self.current = 0
         self.end = base + self.count * self.size
         self.fresh = True  # the next round is the first of its block
 
-    def open(self, masks: list[int], ahead: list[int], eos: list[bool]) -> Frame | None:
+    def open(self, masks: list[int], drafts: list[int], has_eos: list[bool]) -> Frame | None:
         if self.current == self.count:
             return None
-        rows = len(eos)
+        rows = len(has_eos)
         left = self.base + self.current * self.size
         start, cached, commit, end = 0, 0, 0, self.end
         if self.cache == "prefix":
@@ -135,20 +105,20 @@ class BlockWindow:
             commit=commit,
             first=self.current,
             blocks=[1] * rows,
-            ends=[end] * rows,
+            row_ends=[end] * rows,
             may_force=np.ones((rows, 1), np.bool_),
             fresh=self.fresh and self.cache != "none",
         )
 
-    def outlook(self, masks: list[int], ended: bool) -> tuple[int, bool]:
-        frame = self.open(masks, [], [ended])
-        return (0 if frame is None else frame.ends[0] - frame.start), False
+    def peek_row(self, masks: list[int], has_eos: bool) -> RowPeek:
+        frame = self.open(masks, [], [has_eos])
+        return RowPeek(0 if frame is None else frame.row_ends[0] - frame.start)
 
     def close(self, frame: Frame, winner: int, masks: list[int]) -> None:
         self.fresh = not masks[self.current]
         self.current += self.fresh
 
-    def view(self, frame: Frame, winner: int, masks: list[int]) -> list[BlockView]:
+    def block_views(self, frame: Frame, winner: int, masks: list[int]) -> list[BlockView]:
         blocks = range(frame.first, self.count)
         return [
             _block_view(self, b, "active" if b == frame.first else "semi", masks) for b in blocks
@@ -177,7 +147,7 @@ class Pipeline:
     def end(self) -> int:
         return self.base + self.existing * self.size
 
-    def open(self, masks: list[int], ahead: list[int], eos: list[bool]) -> Frame | None:
+    def open(self, masks: list[int], drafts: list[int], has_eos: list[bool]) -> Frame | None:
         size, first, there = self.size, self.finished, self.existing
         # Decoded share of the block to the left of each from `first` on; the prompt is decoded.
         left = [1.0 if b < 0 else (size - masks[b]) / size for b in range(first - 1, there)]
@@ -185,17 +155,17 @@ class Pipeline:
         activated = [share >= self.activate_at for share in left]
         for block in range(first, there):
             activated[block - first] |= self.activated[block]
-        # A block is appended behind one that is far enough along, but not behind an end of text.
+        # A block is appended behind one that is far enough along, but not behind an EOS token.
         longer = there + (there < self.count)
         appends = left[-1] >= self.append_at
-        existing = [longer if appends and not ended else there for ended in eos]
-        may_force = [activated] * len(eos)
-        for row, block in enumerate(ahead):  # a lookahead is one more token in its block
+        existing = [longer if appends and not ended else there for ended in has_eos]
+        may_force = [activated] * len(has_eos)
+        for row, block in enumerate(drafts):  # a lookahead is one more token in its block
             share = (size - masks[block] + 1) / size
             right = block + 1 - first
             if share >= self.activate_at and not activated[right]:
                 may_force[row] = [*activated[:right], True, *activated[right + 1 :]]
-            if block + 1 == there and share >= self.append_at and not eos[row]:
+            if block + 1 == there and share >= self.append_at and not has_eos[row]:
                 existing[row] = longer
         if existing[-1] == first:  # the anchor has no active block left
             return None
@@ -205,17 +175,17 @@ class Pipeline:
             commit=self.base + first * size - self.cached,
             first=first,
             blocks=[end - first for end in existing],
-            ends=[self.base + end * size for end in existing],
+            row_ends=[self.base + end * size for end in existing],
             may_force=np.array(may_force)[:, : max(existing) - first],
         )
 
-    def outlook(self, masks: list[int], ended: bool) -> tuple[int, bool]:
+    def peek_row(self, masks: list[int], has_eos: bool) -> RowPeek:
         there = self.existing
         last = (self.size - masks[there - 1]) / self.size if there else 1.0
-        there += there < self.count and last >= self.append_at and not ended
+        there += there < self.count and last >= self.append_at and not has_eos
         if there == self.finished:
-            return 0, False
-        return self.base + there * self.size - self.cached, there == 1 < self.count
+            return RowPeek(0)
+        return RowPeek(self.base + there * self.size - self.cached, there == 1 < self.count)
 
     def close(self, frame: Frame, winner: int, masks: list[int]) -> None:
         last = frame.first + frame.blocks[winner]
@@ -226,7 +196,7 @@ class Pipeline:
         while self.finished < last and not masks[self.finished]:
             self.finished += 1
 
-    def view(self, frame: Frame, winner: int, masks: list[int]) -> list[BlockView]:
+    def block_views(self, frame: Frame, winner: int, masks: list[int]) -> list[BlockView]:
         views = []
         if frame.start == 0 and self.base:
             views.append(BlockView(0, self.base, "to_cache", 0))
@@ -242,10 +212,8 @@ class Pipeline:
 def make_window(prompt: int, aligned: bool, config: DecodeConfig) -> Window:
     """The window behind a prompt. `aligned`: blocks are counted from position 0, so that the
     first one may begin with the prompt's last tokens."""
-    if config.window == "canvas":
-        return Canvas(prompt, 1, config)
     kind = Pipeline if config.window == "pipeline" else BlockWindow
-    if not aligned:
+    if not aligned or config.window == "canvas":
         return kind(prompt, config.blocks, config)
     overlap = prompt % config.block_size
     count = -(-(overlap + config.max_new_tokens) // config.block_size)

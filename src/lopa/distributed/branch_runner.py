@@ -111,7 +111,7 @@ class BranchRunner(SyncRunner):
             assignments,
             mesh.branch_parallel,
             mesh.tensor_parallel,
-            wide=any(self._configs[slot].decoder == "fast-dllm" for slot, _ in plans),
+            wide=any(self._configs[slot].needs_fp64 for slot, _ in plans),
         )
         self.on_phase("waiting")
         state = self._checksum(plans)

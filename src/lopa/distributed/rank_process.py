@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
-
 from lopa.decoding.decoder import Decoder
 from lopa.distributed.channel import Channel
 from lopa.distributed.mesh import Mesh, make_store
@@ -50,38 +48,13 @@ class RankOrders:
 
 @dataclass(slots=True)
 class RoundResult:
-    """What came of one session's round: its statistics at the wanted positions, in order."""
+    """What came of one session's round."""
 
     session: int
     index: int  # of the round
     start: int  # of its window: behind what a new session found in the cache
     seconds: float
-    token: np.ndarray[Any, np.dtype[np.int32]]
-    max_prob: np.ndarray[Any, Any]
-    ranking: np.ndarray[Any, Any]
-
-    @classmethod
-    def of(cls, session: int, plan: Plan, stats: Stats, wide: bool) -> RoundResult:
-        at, real = plan.wanted, np.float64 if wide else np.float32
-        return cls(
-            session,
-            plan.index,
-            plan.start,
-            0.0,
-            stats.token[at].astype(np.int32),
-            stats.max_prob[at].astype(real),
-            stats.ranking[at].astype(real),
-        )
-
-    def stats(self, plan: Plan) -> Stats:
-        token, (max_prob, ranking) = (
-            np.zeros(plan.rows.shape, np.int64),
-            np.zeros((2, *plan.rows.shape)),
-        )
-        token[plan.wanted] = self.token
-        max_prob[plan.wanted] = self.max_prob
-        ranking[plan.wanted] = self.ranking
-        return Stats(token, max_prob, ranking)
+    stats: Stats
 
 
 class ReportedSession(Session):
@@ -97,8 +70,7 @@ class ReportedSession(Session):
     def choose(self, stats: Stats) -> int:
         plan = self.plan()
         assert plan is not None
-        wide = self.config.decoder == "fast-dllm"
-        self.result = RoundResult.of(self.number, plan, stats, wide)
+        self.result = RoundResult(self.number, plan.index, plan.start, 0.0, stats)
         return super().choose(stats)
 
 

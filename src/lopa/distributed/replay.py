@@ -38,7 +38,7 @@ class ReplayLog:
                 cached=0,
                 commit=count,
                 rows=np.array([prompt], np.int64),
-                ends=np.array([count]),
+                row_ends=np.array([count]),
                 wanted=np.zeros((1, count), np.bool_),
                 block_ids=blocks,
             )
@@ -49,12 +49,12 @@ class ReplayLog:
         if not plan.commit:
             return
         block = plan.block_ids is not None
-        length = plan.commit if block else int(plan.ends[winner]) - plan.start
+        length = plan.commit if block else int(plan.row_ends[winner]) - plan.start
         tokens = plan.rows[winner : winner + 1, :length]
         new = replace(
             plan,
             rows=tokens.copy(),
-            ends=np.array([plan.start + length]),
+            row_ends=np.array([plan.start + length]),
             wanted=np.zeros_like(tokens, np.bool_),
             block_ids=plan.block_ids[:length] if plan.block_ids is not None else None,
         )
@@ -79,7 +79,7 @@ def _joined(left: Plan, right: Plan) -> Plan:
         left,
         commit=left.commit + right.commit,
         rows=np.concatenate([left.rows, right.rows], axis=1),
-        ends=right.ends,
+        row_ends=right.row_ends,
         wanted=np.concatenate([left.wanted, right.wanted], axis=1),
         block_ids=np.concatenate([left.block_ids, right.block_ids]),
     )

@@ -29,7 +29,7 @@ class RowAssignment:
         rows = self.rows[rank]
         wanted = plan.wanted[rows]
         wanted[self.owner[rows] != rank] = False
-        return replace(plan, rows=plan.rows[rows], ends=plan.ends[rows], wanted=wanted)
+        return replace(plan, rows=plan.rows[rows], row_ends=plan.row_ends[rows], wanted=wanted)
 
     def holds(self, rank: int, row: int) -> bool:
         return bool((self.rows[rank] == row).any())

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lopa.distributed.row_assignment import RowAssignment
-from lopa.types import Plan, Stats
+from lopa.types import IntArray, Plan, Stats
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -32,17 +31,19 @@ class Packing:
     ranks: int  # replicas
     parts: int  # ranks a replica
     wide: bool  # confidences in fp64
+    owner: IntArray = field(init=False)  # [N] of all plans: the replica that tells of a position
     counts: list[int] = field(init=False)  # wanted positions, by replica
 
     def __post_init__(self) -> None:
-        counts = np.zeros(self.ranks, np.int64)
-        for plan, assignment in zip(self.plans, self.assignments, strict=True):
-            np.add.at(counts, assignment.owner, plan.wanted.sum(axis=1))
-        self.counts = counts.tolist()
+        pairs = zip(self.plans, self.assignments, strict=True)
+        self.owner = np.concatenate([s.owner.repeat(p.wanted.sum(axis=1)) for p, s in pairs])
+        self.counts = np.bincount(self.owner, minlength=self.ranks).tolist()
 
     @property
-    def _real(self) -> type[np.floating[Any]]:
-        return np.float64 if self.wide else np.float32
+    def _entry(self) -> np.dtype[np.void]:
+        """Of one position."""
+        real = "<f8" if self.wide else "<f4"
+        return np.dtype([("token", "<i4"), ("max_prob", real), ("ranking", real)])
 
     def _slice(self, count: int, part: int) -> slice:
         return slice(part * count // self.parts, (part + 1) * count // self.parts)
@@ -54,42 +55,27 @@ class Packing:
         the others, so that the checksums can tell.
         """
         most = -(-max(self.counts) // self.parts)
-        size = HEAD.itemsize + len(self.plans) + most * (4 + 2 * np.dtype(self._real).itemsize)
+        size = HEAD.itemsize + len(self.plans) + most * self._entry.itemsize
         return int(max(_LEAST, 1 << (size - 1).bit_length()))
 
     def pack(
         self, branch: int, part: int, head: tuple[int, int, float], found: Sequence[Stats | None]
     ) -> Bytes:
-        """found: by plan, the statistics of the rows that this replica forwarded."""
-        columns: list[list[npt.NDArray[np.generic]]] = [[], [], []]
+        """found: by plan, the statistics of the part that `RowAssignment.cut` gave this replica."""
         late = np.zeros(len(self.plans), np.uint8)  # plans that want another forward
+        told = np.zeros(self.counts[branch], self._entry)
+        end = 0
         for index, (plan, assignment) in enumerate(zip(self.plans, self.assignments, strict=True)):
-            rows, stats = assignment.rows[branch], found[index]
-            if not len(rows):
-                continue
-            late[index] = stats is None
-            own = assignment.owner[rows] == branch
-            wanted = plan.wanted[rows[own]]
+            here = slice(end, end := end + int(plan.wanted[assignment.owner == branch].sum()))
+            stats = found[index]
             if stats is None:
-                for column in columns:
-                    column.append(np.zeros(int(wanted.sum())))
+                late[index] = len(assignment.rows[branch]) > 0
                 continue
-            for column, values in zip(
-                columns, (stats.token, stats.max_prob, stats.ranking), strict=True
-            ):
-                column.append(values[own][wanted])
-        whole = [np.concatenate([*c, np.empty(0)]) for c in columns]
-        here = self._slice(len(whole[0]), part)
+            for name, values in stats._asdict().items():
+                told[name][here] = values
+        told = told[self._slice(len(told), part)]
+        packed = np.array([head], HEAD).tobytes() + late.tobytes() + told.tobytes()
         out = np.zeros(self.size(), np.uint8)
-        packed = b"".join(
-            (
-                np.array([head], HEAD).tobytes(),
-                late.tobytes(),
-                whole[0][here].astype("<i4").tobytes(),
-                whole[1][here].astype(self._real).tobytes(),
-                whole[2][here].astype(self._real).tobytes(),
-            )
-        )
         out[: len(packed)] = np.frombuffer(packed, np.uint8)
         return out
 
@@ -100,34 +86,15 @@ class Packing:
 
     def unpack(self, gathered: Bytes) -> list[Stats | None]:
         """gathered: [world, size]. The statistics of every plan, all of its rows."""
-        real = np.dtype(self._real)
         end = HEAD.itemsize + len(self.plans)
         late = np.asarray(gathered[:, HEAD.itemsize : end].any(axis=0))
-        columns: list[list[npt.NDArray[np.generic]]] = []  # by replica: token, max_prob, ranking
-        for branch, count in enumerate(self.counts):
-            parts: list[list[npt.NDArray[np.generic]]] = [[], [], []]
-            for part in range(self.parts):
-                line, at = gathered[branch * self.parts + part], end
-                here = self._slice(count, part)
-                for column, kind in zip(parts, (np.dtype("<i4"), real, real), strict=True):
-                    size = (here.stop - here.start) * kind.itemsize
-                    column.append(np.frombuffer(line[at : at + size].tobytes(), kind))
-                    at += size
-            columns.append([np.concatenate(column) for column in parts])
-        taken = [0] * self.ranks
-        stats: list[Stats | None] = []
-        for plan, assignment, again in zip(self.plans, self.assignments, late, strict=True):
-            shape = plan.rows.shape
-            token, (max_prob, ranking) = np.zeros(shape, np.int64), np.zeros((2, *shape))
-            for branch in range(self.ranks):
-                rows = np.flatnonzero(assignment.owner == branch)
-                wanted = plan.wanted[rows]
-                count = int(wanted.sum())
-                here = slice(taken[branch], taken[branch] + count)
-                taken[branch] += count
-                for array, values in zip((token, max_prob, ranking), columns[branch], strict=True):
-                    own = np.zeros(wanted.shape, array.dtype)
-                    own[wanted] = values[here]
-                    array[rows] = own
-            stats.append(None if again else Stats(token, max_prob, ranking))
-        return stats
+        whole = Stats(np.empty(len(self.owner), np.int64), *np.empty((2, len(self.owner))))
+        for rank, line in enumerate(gathered):
+            branch, part = divmod(rank, self.parts)
+            own = np.flatnonzero(self.owner == branch)[self._slice(self.counts[branch], part)]
+            told = np.frombuffer(line, self._entry, len(own), end)
+            for name, array in whole._asdict().items():
+                array[own] = told[name]
+        ends = np.cumsum([plan.wanted.sum() for plan in self.plans])[:-1]
+        pieces = zip(*(np.split(array, ends) for array in whole), strict=True)
+        return [None if again else Stats(*piece) for again, piece in zip(late, pieces, strict=True)]

@@ -171,9 +171,13 @@ class Supervisor:
             session.decoder.reuse(result.start)
             entry.replay.begin(session.trace.prompt_ids[: result.start], session.decoder)
         plan = session.plan()
-        if plan is None or plan.index != result.index or plan.wanted.sum() != len(result.token):
+        if (
+            plan is None
+            or plan.index != result.index
+            or plan.wanted.sum() != len(result.stats.token)
+        ):
             raise LostRankError(0, "it computes something else than the supervisor")
-        winner = session.choose(result.stats(plan))
+        winner = session.choose(result.stats)
         entry.replay.add(plan, winner)
         event = session.record(result.seconds)
         if event.output is not None:

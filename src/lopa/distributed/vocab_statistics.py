@@ -34,7 +34,7 @@ class VocabularyStatistics:
     def __call__(
         self, logits: Tensor, positions: Tensor, rounds: Tensor, mask_id: int, config: DecodeConfig
     ) -> tuple[Tensor, Tensor, Tensor]:
-        logits = logits.double() if config.decoder == "fast-dllm" else logits.float()
+        logits = logits.double() if config.needs_fp64 else logits.float()
         ids = torch.arange(self.first, self.first + logits.shape[1], device=logits.device)
         is_mask = ids == mask_id
         unfiltered = logits

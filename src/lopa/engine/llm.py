@@ -17,6 +17,7 @@ from torch import Tensor
 from lopa.config import AttentionName, DecodeConfig
 from lopa.decoding.branch_budget import RoundCost
 from lopa.decoding.decoder import Decoder
+from lopa.decoding.policy import LookaheadPolicy
 from lopa.engine import cost_measurement, loader, prompts
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
 from lopa.engine.loader import LoadOptions
@@ -192,9 +193,15 @@ class BaseLLM(ABC):
         config: DecodeConfig | None = None,
         *,
         cost: RoundCost | None = None,
+        policy: LookaheadPolicy | None = None,
     ) -> Session:
-        """A request to be run by an engine. cost: of rounds, in place of what they cost here."""
-        return self.session_from_ids(self.encode(prompt), config or self.decode_config(), cost=cost)
+        """A request to be run by an engine.
+
+        cost: of rounds for branches "auto", in place of what they cost here.
+        policy: of lookahead, in place of the configured one.
+        """
+        ids, config = self.encode(prompt), config or self.decode_config()
+        return self.session_from_ids(ids, config, cost=cost, policy=policy)
 
     def session_from_ids(
         self,
@@ -202,6 +209,7 @@ class BaseLLM(ABC):
         config: DecodeConfig,
         *,
         cost: RoundCost | None = None,
+        policy: LookaheadPolicy | None = None,
     ) -> Session:
         family_named(self.config.family).check(self.config, config)
         self._check_length(len(ids), config, len(ids) + config.max_new_tokens)
@@ -214,6 +222,7 @@ class BaseLLM(ABC):
             shift=self.config.shift,
             aligned=self.config.trained_block is not None,
             cost=(cost or self.round_cost) if measured else None,
+            policy=policy,
         )
         self._check_length(len(ids), config, len(decoder.tokens))  # in whole blocks
         return Session(decoder, self.tokenizer)

@@ -201,7 +201,7 @@ class Step:
     def _spans(self, batch: Batch, tables: Sequence[IntArray]) -> list[Span]:
         spans, outline = [], batch.outline
         for (_, plan), row, table in zip(batch.plans, outline.first_rows, tables, strict=True):
-            lengths = (plan.ends - plan.start).tolist()
+            lengths = (plan.row_ends - plan.start).tolist()
             blocks = plan.block_ids
             spans.append(
                 Span(

@@ -425,7 +425,7 @@ def _head_sizes(batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes | No
 
 
 def _fuses(config: DecodeConfig) -> bool:
-    return config.top_p == 1.0 and config.top_k == 0 and config.decoder != "fast-dllm"
+    return config.top_p == 1.0 and config.top_k == 0 and not config.needs_fp64
 
 
 def _kept(

@@ -9,15 +9,17 @@ the winners' keys and values the sequences' own. Where the winner was forwarded 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
 from lopa.config import DecodeConfig
-from lopa.errors import CapacityError
-from lopa.types import Plan, Stats
+from lopa.errors import CapacityError, LopaError
+from lopa.types import FloatArray, IntArray, Plan, Stats
 
 Plans = Sequence[tuple[int, Plan]]  # (slot, plan)
 
@@ -29,6 +31,15 @@ def check_capacity(tokens: int, capacity: int) -> None:
             f"the request needs capacity for {tokens} tokens and the whole KV cache holds "
             f"{capacity}: shorten it, or give the cache more tokens"
         )
+
+
+def make_stats(token: IntArray, max_prob: FloatArray, ranking: FloatArray) -> Stats:
+    """A copy, since a backend may write over its own arrays; refuses what is not a number."""
+    if math.isnan(np.add.reduce(max_prob)):
+        raise LopaError(
+            "the model's logits are not numbers: try another dtype, or fetch the weights again"
+        )
+    return Stats(token.astype(np.int64), max_prob.astype(np.float64), ranking.astype(np.float64))
 
 
 class InFlight(Protocol):

@@ -106,18 +106,18 @@ class _Shape(NamedTuple):
     start: int
     cached: int
     width: int  # L, which may be more than any of the rows has
-    ends: bytes  # [R] int64
+    row_ends: bytes  # [R] int64
     block_ids: bytes | None  # [L] int64
 
 
 def _shape(slot: int, plan: Plan) -> _Shape:
     ids = None if plan.block_ids is None else plan.block_ids.tobytes()
-    return _Shape(slot, plan.start, plan.cached, plan.rows.shape[1], plan.ends.tobytes(), ids)
+    return _Shape(slot, plan.start, plan.cached, plan.rows.shape[1], plan.row_ends.tobytes(), ids)
 
 
 @lru_cache(maxsize=64)
 def _outline(shapes: tuple[_Shape, ...]) -> Outline:
-    ends = [np.frombuffer(shape.ends, np.int64) for shape in shapes]
+    ends = [np.frombuffer(shape.row_ends, np.int64) for shape in shapes]
     counts = [len(of_plan) for of_plan in ends]
     by_plan = np.array([(shape.start, shape.cached, shape.slot) for shape in shapes], np.int64)
     row_start, row_cached, row_slot = by_plan.repeat(counts, axis=0).T

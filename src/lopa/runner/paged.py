@@ -6,7 +6,6 @@ The device's side is a `Step`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,10 +15,9 @@ import torch
 from torch import Tensor
 
 from lopa.config import DecodeConfig
-from lopa.errors import LopaError
 from lopa.models.transformer import Transformer
 from lopa.runner.backend_torch import Found, Step, places
-from lopa.runner.base import Deferred, InFlight, Plans, check_capacity
+from lopa.runner.base import Deferred, InFlight, Plans, check_capacity, make_stats
 from lopa.runner.batch import Batch, make_batch
 from lopa.runner.kv_cache import PAGE, Pages, pages_for
 from lopa.runner.prefix_cache import Entry, Prefixes
@@ -63,7 +61,7 @@ class _Launched:
         for slot, plan in self.plans:
             runner._slots[slot].plan = plan
         found = runner._pieces(self.batch, runner.step.finish())
-        return [runner._stats(plan, found[slot]) for slot, plan in self.plans]
+        return [_stats(found[slot]) for slot, _ in self.plans]
 
 
 class PagedRunner:
@@ -213,7 +211,7 @@ class PagedRunner:
                 found[slot] = next(state.prefill)
                 if found[slot] is not None:
                     state.prefill, state.begins = None, None
-        return [self._stats(plan, found.get(slot)) for slot, plan in plans]
+        return [_stats(found.get(slot)) for slot, _ in plans]
 
     def _of_slots(self, plans: Plans) -> tuple[list[IntArray], list[DecodeConfig]]:
         """What a backend needs to know of the slots of a batch."""
@@ -238,21 +236,6 @@ class PagedRunner:
             return
         if plan.wanted[:, 0].any():
             raise RuntimeError(f"no logits remembered for position {plan.start}")
-
-    @staticmethod
-    def _stats(plan: Plan, found: Found | None) -> Stats | None:
-        if found is None:
-            return None
-        if math.isnan(np.add.reduce(found[1])):
-            raise LopaError(
-                "the model's logits are not numbers: try another dtype, or fetch the weights again"
-            )
-        # In fp64, whatever they were found in, as on ranks: a threshold means the same to all.
-        token, max_prob, ranking = np.zeros((3, *plan.rows.shape))
-        token = token.view(np.int64)
-        for array, values in zip((token, max_prob, ranking), found, strict=True):
-            array[plan.wanted] = values
-        return Stats(token, max_prob, ranking)
 
     def commit(self, winners: Sequence[tuple[int, int]]) -> None:
         source, place, carries = [], [], []
@@ -313,3 +296,7 @@ class PagedRunner:
                 page = slot.pages[len(slot.chain)]
                 tokens = slot.known[end - PAGE : end]
                 slot.chain.append(self.prefixes.add_page(before, tokens, page))
+
+
+def _stats(found: Found | None) -> Stats | None:
+    return None if found is None else make_stats(*found)

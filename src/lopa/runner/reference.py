@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from lopa.config import AttentionName, DecodeConfig
-from lopa.errors import LopaError
 from lopa.models.transformer import Transformer
 from lopa.runner.attention import sdpa
-from lopa.runner.base import SyncRunner
+from lopa.runner.base import SyncRunner, make_stats
 from lopa.runner.reference_cache import Cache
 from lopa.runner.statistics import statistics
 from lopa.types import BoolArray, IntArray, Plan, Stats
@@ -196,21 +195,9 @@ class ReferenceRunner(SyncRunner):
                 found.append(
                     statistics(logits, places[here], rounds[here], self.config.mask_id, config)
                 )
-        columns = [torch.cat(x).cpu().numpy() for x in zip(*found, strict=True)] if found else []
-        shape = wanted.shape
-        token = np.zeros(shape, np.int64)
-        max_prob, ranking = np.zeros(shape), np.zeros(shape)
-        for array, values in zip((token, max_prob, ranking), columns, strict=False):
-            array[wanted] = values
-        if np.isnan(max_prob).any():
-            raise LopaError(
-                "the model's logits are not numbers: try another dtype, or fetch the weights again"
-            )
-        return [
-            Stats(token[here], max_prob[here], ranking[here])
-            for i, p in plans
-            for here in [(self._slots[i].rows, slice(p.rows.shape[1]))]
-        ]
+        columns = [torch.cat(x).cpu().numpy() for x in zip(*found, strict=True)]
+        pieces = [np.split(x, np.cumsum(counts)[:-1]) for x in columns or np.zeros((3, 0))]
+        return [make_stats(*piece) for piece in zip(*pieces, strict=True)]
 
     def _config_of(self, item: tuple[tuple[int, Plan], int]) -> DecodeConfig:
         return self._slots[item[0][0]].config
@@ -226,7 +213,7 @@ def _outside(plan: Plan) -> IntArray:
 def _window_mask(plan: Plan) -> BoolArray:
     """[R, L, L]: which positions of its window each position sees."""
     length = plan.rows.shape[1]
-    sees = np.arange(plan.start, plan.start + length) < plan.ends[:, None]
+    sees = np.arange(plan.start, plan.start + length) < plan.row_ends[:, None]
     mask = np.repeat(sees[:, None, :], length, axis=1)
     if plan.block_ids is not None:
         mask &= plan.block_ids[None, :] <= plan.block_ids[:, None]

@@ -32,8 +32,7 @@ def statistics(
     config: DecodeConfig,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """token [N] int64, max_prob [N] and ranking [N] in fp32 or better."""
-    # Fast-dLLM is published with a softmax in fp64: at 1 − 1e-9, fp32 sees only ties.
-    logits = logits.double() if config.decoder == "fast-dllm" else logits.float()
+    logits = logits.double() if config.needs_fp64 else logits.float()
     if config.temperature > 0:
         unfiltered = logits = logits / config.temperature
         logits = _keep_top(logits, config.top_p, config.top_k)

@@ -9,13 +9,14 @@ from typing import Any, TypeAlias
 
 from lopa.config import DecodeConfig
 from lopa.decoding.branch_budget import RoundCost
+from lopa.decoding.policy import LookaheadPolicy
 from lopa.engine.llm import LLM
 from lopa.engine.session import Session
 from lopa.errors import ConfigError
 from lopa.evaluation.sample import Sample, SampleFile, make_sample
 from lopa.evaluation.scoring import score
 from lopa.evaluation.sweep import setting_name
-from lopa.studies.variants import VARIANTS
+from lopa.studies.policies import POLICIES
 from lopa.tasks.problem import Problem
 
 Findings: TypeAlias = dict[str, Any]  # what goes to JSON
@@ -30,9 +31,12 @@ class Setting:
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)  # on top of the study's own
-    variant: str | None = None  # a decoder in the usual one's place
+    policy: str | None = None  # of lookahead, in place of the configured one
     seed: int = 0  # of its chance
     cost: tuple[str, RoundCost] | None = None  # of a round, and whose it is
+
+    def make_policy(self, config: DecodeConfig) -> LookaheadPolicy | None:
+        return None if self.policy is None else POLICIES[self.policy](config, self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +52,18 @@ class Job:
     def run(self, llm: LLM) -> Iterator[Sample]:
         """In order of completion, not scored yet."""
         numbers: dict[Session, int] = {}
+        cost = self.setting.cost[1] if self.setting.cost else None
 
         def begin() -> Iterator[Session]:
             for number, prompt in self.prompts:
-                session = _session(llm, prompt, self.config, self.setting)
+                policy = self.setting.make_policy(self.config)
+                session = llm.session(prompt, self.config, cost=cost, policy=policy)
                 numbers[session] = number
                 yield session
 
         for session in llm.engine(max_running=self.together).run(begin()):
             assert session.output is not None
-            notes = getattr(session.decoder, "notes", None)
+            notes = getattr(session.decoder.policy, "notes", None)
             number = numbers.pop(session)
             yield make_sample(self.key, number, False, session.output, notes=notes)
 
@@ -118,7 +124,7 @@ class Study:
         """Under what its samples are on file: what it changes. Studies share what they share."""
         usual, own = self.config().settings(), self.config(**setting.options).settings()
         changed = {name: value for name, value in own.items() if value != usual.get(name)}
-        chance = {setting.variant: setting.seed} if setting.variant else {}
+        chance = {setting.policy: setting.seed} if setting.policy else {}
         cost = {"cost": setting.cost[0]} if setting.cost else {}
         return setting_name(changed | chance | cost) or "as given"
 
@@ -133,20 +139,3 @@ class Study:
 
     def _here(self, jobs: Sequence[Job]) -> Iterator[list[Sample]]:
         return ([sample] for job in jobs for sample in job.run(self.model))
-
-
-def _session(llm: LLM, prompt: str, config: DecodeConfig, setting: Setting) -> Session:
-    session = llm.session(prompt, config, cost=setting.cost[1] if setting.cost else None)
-    if setting.variant is None:
-        return session
-    usual, ids = session.decoder, session.trace.prompt_ids
-    decoder = VARIANTS[setting.variant](
-        config,
-        ids,
-        mask_id=usual.mask_id,
-        eos_ids=usual.eos_ids,
-        shift=usual.shift,
-        aligned=usual.aligned,
-        seed=setting.seed,
-    )
-    return Session(decoder, llm.tokenizer)

@@ -1,4 +1,4 @@
-"""The decoders of the studies, on made-up statistics."""
+"""The policies of the studies, on made-up statistics."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up import EOS, MASK, VOCAB, MadeUp, drive
+from made_up import EOS, MASK, MadeUp, drive, new_decoder
 
 from lopa.config import DecodeConfig
-from lopa.studies.spearman import spearman
-from lopa.studies.variants import (
+from lopa.decoding.policy import ScoredPolicy
+from lopa.studies.policies import (
     LeastConfident,
     Observed,
     RandomOrder,
     RandomPositions,
     RandomWinner,
 )
+from lopa.studies.spearman import spearman
 
 CONFIG = DecodeConfig(branches=3, max_new_tokens=32, block_size=8, early_stop=False)
-PROMPT = [i % VOCAB for i in range(5)]
 
 
 def decode(make: Any, config: DecodeConfig = CONFIG) -> Any:
-    decoder = make(config, PROMPT, mask_id=MASK, eos_ids=[EOS], shift=True)
+    decoder = new_decoder(config, policy=make(config))
     return decoder, drive(decoder, MadeUp(3))
 
 
@@ -45,13 +45,11 @@ def test_a_random_order_places_a_token_in_every_round() -> None:
 
 
 def test_observing_changes_nothing() -> None:
-    from lopa.decoding.decoder import Decoder
-
-    observed, records = decode(Observed)
-    assert records == decode(Decoder)[1]
-    notes = observed.notes
-    seen = zip(records, notes["scores"], notes["brought"], notes["placed"], strict=True)
-    for record, scores, tokens, placed in seen:
+    decoder, records = decode(Observed)
+    assert records == decode(ScoredPolicy)[1]
+    notes = decoder.policy.notes
+    noted = zip(records, notes["scores"], notes["brought"], notes["placed"], strict=True)
+    for record, scores, tokens, placed in noted:
         assert scores["mean"] == [branch.score for branch in record.branches]
         lookahead = record.branches[record.winner].lookahead
         assert placed == (None if lookahead is None else lookahead.max_prob)
@@ -63,8 +61,8 @@ def test_observing_changes_nothing() -> None:
 def test_the_least_confident_first() -> None:
     _, records = decode(LeastConfident)
     for record in records:
-        sure = [a.confidence for a in record.spawned]
-        assert sure == sorted(sure, reverse=True)  # of the negated ranking
+        ranked = [a.confidence for a in record.spawned]
+        assert ranked == sorted(ranked, reverse=True)  # of the negated ranking
 
 
 def test_rank_correlation() -> None:

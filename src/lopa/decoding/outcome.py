@@ -1,0 +1,60 @@
+"""The outcome: a round as it was decided.
+
+The budget learns from it, a policy observes it, and the round's record is made of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lopa.decoding.fill import FillRule, above_threshold
+from lopa.decoding.lookahead import Selection
+from lopa.decoding.round_view import RoundView, eos_mask
+from lopa.decoding.windows import Frame
+from lopa.types import BoolArray, IntArray, Lookahead, Plan
+
+
+@dataclass(slots=True, eq=False)
+class Outcome:
+    """What a round found, and what was chosen."""
+
+    plan: Plan
+    frame: Frame
+    view: RoundView
+    drafts: list[Lookahead]  # of each row but the last, the anchor
+    has_eos: list[bool]  # [R] rows that held an EOS token before the fills
+    selection: Selection | None  # None: the anchor was alone
+    winner: int
+    masks: list[int]  # of the winner by block, before the fills
+    columns: IntArray  # of the view, that were filled
+    forced: BoolArray  # [N] those of them that were forced
+    spawned: list[Lookahead]  # drafts of the next round
+    fill_rule: FillRule
+    step: int  # how many rounds the first block had had
+    prompt: int  # its length
+
+    def brought(self, rows: list[int]) -> list[int]:
+        """Tokens that each of these rows would bring as the winner, its draft included.
+
+        Those behind an EOS token do not count.
+        """
+        view, rule = self.view, self.fill_rule
+        if rule.config.window == "pipeline":  # every row at once
+            filled = above_threshold(view.cells(rows, self.frame), rule.config.threshold)
+            passed = (filled.chosen & ~filled.forced).reshape(len(rows), -1)
+            forced = filled.forced.sum(axis=(1, 2))
+        else:
+            fills = [rule(view.cells(row, self.frame), self.step) for row in rows]
+            passed = np.stack([filled.chosen.ravel() for filled in fills])
+            forced = np.zeros(len(rows), np.int64)
+        over = passed & view.is_eos[rows]
+        if any(self.has_eos):  # some are there already; those of a prompt are none
+            columns = np.arange(view.offset, view.offset + passed.shape[1])
+            there = self.plan.rows[rows][:, columns - self.plan.start]
+            over |= eos_mask(there, view.eos_ids) & (columns >= self.prompt)
+        if over.any():
+            passed = passed & (np.cumsum(over, axis=1) - over == 0)
+        counts = (passed.sum(axis=1) + forced).tolist()
+        return [n + (row < len(self.drafts)) for row, n in zip(rows, counts, strict=True)]

@@ -1,0 +1,63 @@
+"""The record of a round, for the trace: made from its outcome when there is time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lopa.decoding import lookahead
+from lopa.decoding.outcome import Outcome
+from lopa.types import BlockView, BoolArray, Branch, Fill, FloatArray, IntArray, Round
+
+
+def make_record(outcome: Outcome, blocks: list[BlockView]) -> Round:
+    """blocks: of the winner, as the round found them."""
+    plan = outcome.plan
+    return Round(
+        index=plan.index,
+        start=plan.start,
+        cached=plan.cached,
+        committed=plan.commit,
+        branches=_branches(outcome),
+        winner=outcome.winner,
+        fills=_fills(outcome),
+        spawned=outcome.spawned,
+        blocks=blocks,
+    )
+
+
+def _branches(outcome: Outcome) -> list[Branch]:
+    view = outcome.view
+    if outcome.selection is None:  # nobody needed a score
+        scores = lookahead.score(view, [], outcome.fill_rule.config)
+    else:
+        scores = outcome.selection.scores
+    counts = view.masks.sum(axis=1)
+    by_row = (
+        [*outcome.drafts, None],
+        scores.tolist(),
+        counts.tolist(),
+        outcome.frame.row_ends,
+        outcome.has_eos,
+        _landscapes(view.masks, counts, view.max_prob),
+    )
+    return [Branch(*row) for row in zip(*by_row, strict=True)]
+
+
+def _fills(outcome: Outcome) -> list[Fill]:
+    view, row, columns = outcome.view, outcome.winner, outcome.columns
+    kind = outcome.fill_rule.kind
+    found = (
+        columns + view.offset,
+        view.token[row, columns],
+        view.max_prob[row, columns],
+        outcome.forced[columns],
+    )
+    listed = (x.tolist() for x in found)
+    return [Fill(p, t, m, "forced" if f else kind) for p, t, m, f in zip(*listed, strict=True)]
+
+
+def _landscapes(masks: BoolArray, counts: IntArray, max_prob: FloatArray) -> list[str]:
+    """Each row's probabilities at its masks: see Branch.landscape."""
+    levels = (max_prob[masks] * 255 + 0.5).astype(np.uint8).tobytes().hex()
+    ends = (2 * counts.cumsum()).tolist()
+    return [levels[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
