@@ -239,6 +239,6 @@ class Decoder:
             drafts[0].max_prob if drafts else 0.0,
             is_waiting=following.is_waiting,
             # The first forward shows too little to tell.
-            is_open=self.round > 1 and not self.has_eos and not view.is_eos[row].any(),
+            is_open=self.round > 1 and not self.has_eos and not np.count_nonzero(view.is_eos[row]),
         )
         return drafts[:count]

@@ -87,11 +87,13 @@ def above_threshold(cells: Cells, threshold: float) -> Filled:
     """
     chosen = cells.mask & passes(cells.max_prob, threshold)
     forced = np.zeros(chosen.shape, np.bool_)
-    stuck = (cells.may_force & cells.mask.any(axis=-1) & ~chosen.any(axis=-1)).nonzero()
-    if len(stuck[0]):
+    without = cells.may_force & ~np.logical_or.reduce(chosen, axis=-1)
+    if np.count_nonzero(without):
+        stuck = (without & cells.mask.any(axis=-1)).nonzero()  # the others are full
         best = np.where(cells.mask[stuck], cells.ranking[stuck], -math.inf).argmax(axis=-1)
         forced[(*stuck, best)] = True
-    return Filled(chosen | forced, forced)
+        chosen |= forced
+    return Filled(chosen, forced)
 
 
 def best_and_threshold(cells: Cells, threshold: float) -> Filled:

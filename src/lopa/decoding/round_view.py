@@ -50,7 +50,7 @@ class RoundView:
 
     def cells(self, rows: int | list[int], frame: Frame) -> Cells:
         """What a fill rule sees of a row, or of several rows at once."""
-        shape = (*np.shape(rows), -1, self.size)
+        shape = (-1, self.size) if isinstance(rows, int) else (len(rows), -1, self.size)
         return Cells(
             self.masks[rows].reshape(shape),
             self.max_prob[rows].reshape(shape),
