@@ -98,6 +98,10 @@ def test_settings_are_those_of_the_config(client: TestClient) -> None:
     assert {field["name"] for field in info["fields"]} == set(FIELDS)
     for field in info["fields"]:
         assert field["line"] == FIELDS[field["name"]][1]
+        assert (field["kind"] == "choice") == ("choices" in field)
+    # The form knows every kind of field by name, but for plain numbers.
+    known = re.findall(r'kind === "(\w+)"', (STATIC / "settings.js").read_text())
+    assert {field["kind"] for field in info["fields"]} == {*known, "number"}
     assert set(info["presets"]) == set(PRESETS)
     for name, values in info["presets"].items():
         assert DecodeConfig(**values) == DecodeConfig.preset(name)

@@ -66,7 +66,7 @@ def test_how_replicas_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from lopa.serving.config import EngineConfig, ServeConfig
     from lopa.serving.ray.deployment import app, build, gpus_of
-    from lopa.serving.ray.deployment import deployment as placing
+    from lopa.serving.ray import deployment as placing
 
     def replica(application: Any) -> Any:
         return application._bound_deployment.init_args[3]._bound_deployment
@@ -124,7 +124,7 @@ def test_how_replicas_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_why_replicas_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lopa.serving.ray.deployment import deployment as placing
+    from lopa.serving.ray import deployment as placing
 
     said = "3 times in a row\n  File ...\nlopa.errors.LopaError: model x does not exist: give one\n"
     replica = SimpleNamespace(message=said)
@@ -139,7 +139,7 @@ def test_why_replicas_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_serve_that_does_not_come_up(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.exceptions import RayActorError
 
-    from lopa.serving.ray.deployment import deployment as placing
+    from lopa.serving.ray import deployment as placing
 
     def fail(**_: Any) -> None:
         raise RayActorError

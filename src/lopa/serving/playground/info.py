@@ -74,7 +74,7 @@ def _field(name: str, decoders: list[str]) -> dict[str, Any]:
     words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
     if not plain:
         choices = decoders if name == "decoder" else words
-        return {**described, "kind": "simulation", "choices": choices}
+        return {**described, "kind": "choice", "choices": choices}
     kind = plain[0]
     if kind is bool:
         return {**described, "kind": "bool"}
