@@ -27,7 +27,7 @@ from lopa.config import RANK_TIMEOUT, DecodeConfig, options_of
 from lopa.errors import ConfigError, LopaError, PromptError, RankError
 from lopa.models.families import family_named
 from lopa.serving.config import EngineConfig
-from lopa.serving.engine_process.running_job import Task
+from lopa.serving.engine_process.running_job import RunningJob
 from lopa.serving.ipc import Channel
 from lopa.serving.jobs import Accepted, Event, Failed, Job, pack
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from lopa.distributed.supervisor import Supervisor
     from lopa.engine.llm import LLM
 
-_LOOK_EVERY = 1.0  # seconds between looks at idle ranks
+_IDLE_CHECK_SECONDS = 1.0  # between checks of idle ranks
 
 
 class Worker:
@@ -52,15 +52,15 @@ class Worker:
         context = llm.config.max_positions
         self.most_tokens = min(context, config.max_request_tokens or context)
         self._channel = channel
-        self._tasks: dict[str, Task] = {}  # added to the engine and not finished
-        self._orders: list[tuple[str, Task | str]] = []
+        self._tasks: dict[str, RunningJob] = {}  # added to the engine and not finished
+        self._orders: list[tuple[str, RunningJob | str]] = []
         self._changed = threading.Condition()
         self._closed = False
         # Wrong defaults are found at once.
         self._usual = llm.decode_config(config.preset, **config.decoding)
 
     def warm_up(self) -> None:
-        """One short answer, so that the first user does not pay for what is made on first use."""
+        """Decode a short prompt, so that the first request does not pay for lazy initialisation."""
         token = next(i for i in range(2) if i != self.llm.config.mask_id)
         job = Job(id="warm-up", prompt=[token], max_tokens=1)
         session = self.open(job)[0].session
@@ -92,13 +92,13 @@ class Worker:
         while True:
             with self._changed:
                 while not (self._orders or self._closed or self.engine.busy):
-                    if not self._changed.wait(None if self._ranks is None else _LOOK_EVERY):
+                    if not self._changed.wait(None if self._ranks is None else _IDLE_CHECK_SECONDS):
                         break
                 orders, self._orders = self._orders, []
             if self._closed:
                 return
             for verb, what in orders:
-                if verb == "submit" and isinstance(what, Task):
+                if verb == "submit" and isinstance(what, RunningJob):
                     self.engine.add(what.session)
                     self._tasks[what.job.id] = what
                 elif verb == "abort" and isinstance(what, str):
@@ -131,7 +131,7 @@ class Worker:
                 del self._tasks[task.job.id]
         return events
 
-    def open(self, job: Job) -> tuple[Task, Accepted]:
+    def open(self, job: Job) -> tuple[RunningJob, Accepted]:
         """Encode and check a job; LopaError says what is wrong with it."""
         since = time.perf_counter()
         llm, given = self.llm, self._with_defaults(job.options)
@@ -144,12 +144,12 @@ class Worker:
         names = [name for name in ("decoder", "window") if name in given]
         usual = llm.decode_config(self.config.preset, **{name: given[name] for name in names})
         block = 1 if usual.window == "canvas" else given.get("block_size", usual.block_size)
-        room = self.most_tokens - len(ids)
+        capacity = self.most_tokens - len(ids)
         wanted = job.max_tokens or given.get("max_new_tokens", usual.max_new_tokens)
         whole = isinstance(block, int) and block > 0  # else the settings' own check speaks
         if job.max_tokens is None and whole:
-            wanted = min(wanted, room // block * block or room)
-        if room < 1 or wanted > room:
+            wanted = min(wanted, capacity // block * block or capacity)
+        if capacity < 1 or wanted > capacity:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens, and with max_tokens {max(wanted, 1)} that is "
                 f"more than the {self.most_tokens} that a request may hold here: shorten the "
@@ -159,13 +159,13 @@ class Worker:
         if given.get("early_stop", usual.early_stop) and whole:
             limit, wanted = wanted, -(-wanted // block) * block
         given["max_new_tokens"] = wanted
-        if job.nth:
-            given["seed"] = given.get("seed", self._usual.seed) + job.nth
+        if job.seed_offset:
+            given["seed"] = given.get("seed", self._usual.seed) + job.seed_offset
         config = llm.decode_config(self.config.preset, **given)
         # More rounds than tokens fill nothing in most of them, and may be any number.
         most = config.block_size if config.decoder == "sdar" else config.max_new_tokens
         if config.steps is not None and config.steps > most:
-            raise ConfigError(f"steps must be at most {most} here, a token a round")
+            raise ConfigError(f"steps must be at most {most} here: one token per round")
         if len(ids) + wanted > llm.config.max_positions:
             raise PromptError(
                 f"max_tokens {limit} are {wanted} in whole blocks of {block}, which do not fit "
@@ -174,7 +174,7 @@ class Worker:
             )
         session = llm.session(ids, config, limit=limit)
         llm.runner.check(session.capacity)
-        task = Task(job, session, since)
+        task = RunningJob(job, session, since)
         return task, task.accepted(limit or wanted)
 
     def _with_defaults(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class Worker:
     def _listen(self) -> None:
         while (message := self._channel.receive()) is not None:
             verb, what = message
-            order: tuple[str, Task | str] = (verb, what)
+            order: tuple[str, RunningJob | str] = (verb, what)
             if verb == "submit":
                 job = Job(**what)
                 try:
