@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 from cli_support import SHORT, Run
 
-from lopa.cli.options import decode_config, default_model, default_of, with_decoding
+from lopa.cli.options import (
+    ModelOptions,
+    decode_config,
+    default_model,
+    default_of,
+    with_decoding,
+)
 from lopa.config import PRESETS, DecodeConfig
 from lopa.models.files import BUILT_IN
 from lopa.option_help import FIELDS
@@ -52,10 +58,9 @@ def test_only_what_is_given_is_passed_on() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets(name: str) -> None:
-    assert decode_config("dummy:dream-tiny", {}, name) == DecodeConfig.preset(name)
-    assert decode_config("dummy:dream-tiny", {"branches": 3}, name) == DecodeConfig.preset(
-        name, branches=3
-    )
+    model = ModelOptions(model="dummy:dream-tiny", preset=name)
+    assert decode_config(model, {}) == DecodeConfig.preset(name)
+    assert decode_config(model, {"branches": 3}) == DecodeConfig.preset(name, branches=3)
 
 
 # One run for each decoder, together giving every option once.

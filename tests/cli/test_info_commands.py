@@ -47,7 +47,7 @@ def test_doctor_as_json(run: Run) -> None:
 
 
 def test_doctor_finds_a_broken_package(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(info, "_NEEDED", (*info._NEEDED, "no_such_package"))
+    monkeypatch.setattr(info, "_REQUIRED", (*info._REQUIRED, "no_such_package"))
     result = run("doctor")
     assert result.code == 1
     assert "no_such_package" in result.out

@@ -12,7 +12,7 @@ from rich.console import Console
 from lopa import LLM, DecodeConfig
 from lopa.cli import race as command
 from lopa.cli.race import Excerpt, Lane, Track, configurations, example
-from lopa.cli.watch import Answer
+from lopa.cli.watch import OutputView
 from lopa.errors import ConfigError
 from lopa.models.checkpoint import model_config
 
@@ -31,7 +31,7 @@ def test_json(run: Run) -> None:
     for summary in found["results"]:
         settings = summary["settings"]
         alone = llm.generate("hello", DecodeConfig(**settings))
-        assert summary["token_ids"] == alone.token_ids  # a race changes nobody's answer
+        assert summary["token_ids"] == alone.token_ids  # the same as alone
         assert summary["rounds"] == alone.rounds
         assert summary["tokens_per_second"] == pytest.approx(summary["tokens"] / summary["seconds"])
 
@@ -108,7 +108,7 @@ def test_track(width: int, height: int, abreast: int) -> None:
         llm.session("hello", config)
         for config in configurations(ALL, {"max_new_tokens": 8, "block_size": 4}, None, DREAM)
     ]
-    lanes = [Lane(session, Answer.of(session)) for session in sessions]
+    lanes = [Lane(session, OutputView.of(session)) for session in sessions]
     for lane in lanes:
         lane.step()
     console = Console(file=io.StringIO(), width=width, height=height, record=True)
