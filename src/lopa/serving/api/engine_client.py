@@ -35,7 +35,7 @@ from lopa.serving.jobs import Failed, Finished, Job, unpack
 
 MAX_ATTEMPTS = 5  # engines lost while a job ran, after which it fails
 SUSPECT_AFTER = 2  # engines lost while a job ran, after which it runs alone
-_MAX_FAILED_STARTS = 3  # in a row, after which waiting requests fail
+_MAX_LOSSES = 3  # engines lost in a row, none ready in between, after which requests fail
 _MAX_RESTART_DELAY_SECONDS = 10.0
 _EXIT_SECONDS = 2.0  # for the process to exit by itself before it is killed
 _STALL_CHECK_SECONDS = 1.0
@@ -147,29 +147,29 @@ class EngineClient:
             self._finish(request, failed)
 
     async def _supervise(self) -> None:
-        failures = 0
+        losses = 0
         while True:
             error = await self._run_once()
             if self._engine_ready:
-                failures = 0
+                losses = 0
             self._engine_ready = False
             if error is not None and not self.engine:
                 self.start_error, self.state = error, "failed"
                 self.start_failed.set()
                 return
-            failures += 1
+            losses += 1
             self.restarts += 1
             if not self._draining:
-                self.state = "restarting" if failures < _MAX_FAILED_STARTS else "failed"
+                self.state = "restarting" if losses < _MAX_LOSSES else "failed"
             log.error(
                 "engine lost",
-                extra={"reason": error[0] if error else "the process died", "starts": failures},
+                extra={"reason": error[0] if error else "the process died", "starts": losses},
             )
             self._requeue()
-            if failures >= _MAX_FAILED_STARTS:
+            if losses >= _MAX_LOSSES:
                 self.fail_all(Failed(kind="engine", message="the engine does not start"))
-            if failures > 1:  # it died before it was ready
-                await asyncio.sleep(min(0.5 * 2**failures, _MAX_RESTART_DELAY_SECONDS))
+            if losses > 1:  # it died before it was ready
+                await asyncio.sleep(min(0.5 * 2**losses, _MAX_RESTART_DELAY_SECONDS))
 
     async def _run_once(self) -> tuple[str, bool] | None:
         """Run a process until it ends; returns its own report of why it could not start, if any."""
