@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import fields
 from pathlib import Path
@@ -11,10 +12,13 @@ from cli_support import SHORT, Run
 
 from lopa.cli.options import (
     ModelOptions,
+    ParallelOptions,
     decode_config,
     default_model,
     default_of,
     with_decoding,
+    with_model,
+    with_parallel,
 )
 from lopa.config import PRESETS, DecodeConfig
 from lopa.models.files import BUILT_IN
@@ -54,6 +58,25 @@ def test_only_what_is_given_is_passed_on() -> None:
     assert seen == {}
     command(**{**nothing, "branches": 0, "early_stop": False, "temperature": 0.0})
     assert seen == {"branches": 0, "early_stop": False, "temperature": 0.0}
+
+
+def test_a_command_receives_its_groups_as_objects() -> None:
+    seen = []
+
+    @with_parallel("rank_timeout")
+    @with_model("adapter")
+    def command(model: ModelOptions, parallel: ParallelOptions, limit: int = 3) -> None:
+        seen.append((model, parallel, limit))
+
+    names = set(inspect.signature(command).parameters)
+    assert names == {
+        *("limit", "model", "device", "dtype", "quantize", "preset"),
+        *("branch_parallel", "tensor_parallel"),
+    }
+    command(**{**dict.fromkeys(names), "device": "cpu", "tensor_parallel": 2, "limit": 4})
+    model, parallel, limit = seen[0]
+    assert (model.name, model.llm_options, limit) == (default_model(), {"device": "cpu"}, 4)
+    assert (parallel.branch_parallel, parallel.ranks) == (None, 2)
 
 
 @pytest.mark.parametrize("name", PRESETS)

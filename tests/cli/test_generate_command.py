@@ -106,7 +106,7 @@ def test_trace(run: Run, tmp_path: Path) -> None:
 def test_an_unwritable_trace_is_refused_before_the_run(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Session, "step", lambda _: pytest.fail("it ran"))
+    monkeypatch.setattr(Session, "step", lambda *_, **__: pytest.fail("it ran"))
     for path in (tmp_path, tmp_path / "no" / "run.jsonl", Path("/proc/run.jsonl")):
         result = run("generate", "hello", *SHORT, "--trace", str(path))
         assert str(path) in result.error

@@ -49,10 +49,12 @@ def test_a_prompt_of_its_own(run: Run) -> None:
     assert json.loads(result.out)["prompt"] == example("dummy:dream-tiny", None)
 
 
-def test_the_built_in_model_gets_a_problem_it_knows() -> None:
-    from lopa.tasks import generate
-
-    assert example("tiny", 3) == generate("words", 3, "eval").prompt
+def test_the_built_in_model_gets_a_problem_of_the_seed() -> None:
+    first, second = (example("tiny", seed) for seed in (1, 2))
+    assert "How many" in first
+    assert first.endswith("?\n")
+    assert first != second
+    assert example("dummy:dream-tiny", 1) == example("dummy:dream-tiny", 2)
 
 
 def test_options_go_to_those_who_use_them() -> None:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from lopa import LLM, DecodeConfig
-from lopa.cli.watch import MASK, OutputView, Watch, confidence_style
+from lopa.cli.watch import _MAX_BRANCHES, MASK, OutputView, Watch, confidence_style
 from lopa.engine.session import Event, Session
 from lopa.types import Branch, Fill, Lookahead, Round
 
@@ -127,9 +127,6 @@ def test_live(session: Session, height: int) -> None:
     assert "anchor" in text
     assert "▸" in text
     assert f"round {rounds} " in text
-    assert session.output is not None
-    rounds_alone = sum(r.seconds for r in session.output.trace.rounds)
-    assert session.output.seconds == pytest.approx(rounds_alone)
 
 
 def test_without_a_terminal_one_line_per_round(session: Session) -> None:
@@ -153,8 +150,8 @@ def test_more_branches_than_rows() -> None:
         for _ in range(3):
             happened = session.step()
             assert happened is not None
-            assert len(happened.round.branches) <= 21
             view.show(happened)
+        assert len(happened.round.branches) > _MAX_BRANCHES
     console.export_text()
     console.print(view)
     lines = console.export_text().splitlines()

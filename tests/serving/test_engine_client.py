@@ -13,8 +13,9 @@ import pytest
 from fragile import DEADLY, FAULTY
 
 from lopa.serving.api.engine_client import EngineClient
+from lopa.serving.api.errors import ApiError
 from lopa.serving.api.metrics import Metrics
-from lopa.serving.api.request_state import RequestState
+from lopa.serving.api.request_state import NullObserver, RequestState
 from lopa.serving.config import EngineConfig
 from lopa.serving.jobs import Failed, Finished, Job
 
@@ -78,6 +79,28 @@ def test_an_engine_that_is_started_again_goes_by_what_the_first_measured(chat_fo
     _, (first, second) = with_client(chat_folder, use)
     assert first["pid"] != second["pid"]
     assert first["round_cost"] == second["round_cost"] != []
+
+
+def test_capacity_and_retry_after(tmp_path: Path) -> None:
+    """Two sequences run and one waits; recent ones took 10.5 s on average, two at a time."""
+
+    async def run() -> list[ApiError]:
+        config = EngineConfig(model=str(tmp_path))
+        client = EngineClient(config, NullObserver(), max_queue=1, stall_seconds=60)
+        client.engine = {"max_running": 2}  # as reported by an engine that is ready
+        client._recent_seconds.extend([9.0, 12.0])
+        errors = []
+        for count in (3, 1, 4):
+            try:
+                jobs = [Job(id=f"{count}-{i}", prompt="x") for i in range(count)]
+                client.submit(jobs, lambda i, e: None)
+            except ApiError as error:
+                errors.append(error)
+        return errors
+
+    full, too_many = asyncio.run(run())
+    assert (full.status, full.code, full.headers["Retry-After"]) == (429, "queue_full", "6")
+    assert (too_many.status, "Retry-After" in too_many.headers) == (400, False)
 
 
 def test_an_error_in_a_round_fails_those_in_it_and_nothing_else(chat_folder: Path) -> None:
