@@ -83,4 +83,4 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert picture.stat().st_size > 10_000
     file.write_text("{}")
     assert main(["bench", "scaling", str(file)]) == 2
-    assert "is not what `lopa bench round --json` prints" in capsys.readouterr().err
+    assert "is not the output of `lopa bench round --json`" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def test_api_key(open_page: OpenPage) -> None:
         page = open_page("#generate?max_new_tokens=16", url=server.url, expected=("401",))
         field(page, "Prompt").fill("Hello")
         page.get_by_role("button", name="Run", exact=True).click()
-        expect(page.get_by_role("alert").first).to_contain_text("wants an API key")
+        expect(page.get_by_role("alert").first).to_contain_text("needs an API key")
         expect(page.get_by_label("API key")).to_be_focused()
         page.keyboard.type("secret")
         page.get_by_role("button", name="Run again").click()

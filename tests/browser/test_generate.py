@@ -16,7 +16,7 @@ OpenPage = Callable[..., Page]
 def test_text_is_the_api_s(open_page: OpenPage, server: Server) -> None:
     answer = server.complete(PROMPT).json()
     page = open_page()
-    expect(page.get_by_role("heading", name="A filling order is being searched")).to_be_visible()
+    expect(page.get_by_role("heading", name="How LoPA decodes")).to_be_visible()
     run(page)
     text = page.locator("#answer")
     assert text.text_content() == answer["choices"][0]["text"]

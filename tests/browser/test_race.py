@@ -18,7 +18,7 @@ def test_race(open_page: OpenPage, server: Server) -> None:
     expect(cards).to_have_count(4)
     expect(page.get_by_role("button", name="Add a contestant")).to_be_hidden()
     for _ in range(2):
-        cards.first.get_by_role("button", name="Take this contestant out").click()
+        cards.first.get_by_role("button", name="Remove this contestant").click()
     expect(cards).to_have_count(2)
     cards.first.locator("summary", has_text="Settings").first.click()
     cards.first.get_by_label("decoder", exact=True).select_option("d2f")
@@ -39,7 +39,7 @@ def test_race(open_page: OpenPage, server: Server) -> None:
     rounds = [int(row.locator("td").first.text_content() or 0) for row in rows.all()]
     expect(page.locator("#race-label")).to_have_text(f"round {max(rounds)} of {max(rounds)}")
 
-    # Side by side at the same forward pass, then at the same second.
+    # Compared at the same round, then at the same second.
     page.locator("#race-scrubber").fill("2")
     for card in cards.all():
         expect(card.locator(".lane-counters")).to_contain_text("2 rounds")

@@ -34,13 +34,13 @@ def test_history_is_kept_and_forgotten(chat_model: Path, monkeypatch: pytest.Mon
     given: list[list[dict[str, str]]] = []
     chat = llm.tokenizer.chat
     monkeypatch.setattr(llm.tokenizer, "chat", lambda said: given.append(list(said)) or chat(said))
-    conversation.answer("hello")
-    conversation.answer("again")
+    conversation.reply("hello")
+    conversation.reply("again")
     roles = [m["role"] for m in given[1]]
     assert roles == ["user", "assistant", "user"]
     assert [m["content"] for m in given[1] if m["role"] == "user"] == ["hello", "again"]
     conversation.reset()
-    conversation.answer("anew")
+    conversation.reply("anew")
     assert given[2] == [{"role": "user", "content": "anew"}]
 
 
@@ -96,7 +96,7 @@ def test_ctrl_c_at_the_prompt_says_how_to_leave(sit_down: Run) -> None:
     assert "/quit" in result.err
 
 
-def test_ctrl_c_stops_the_answer_only(sit_down: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_stops_the_reply_only(sit_down: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = iter([False, True])
     step, abort = Scheduler.step, Scheduler.abort
     aborted: list[Session] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import fields
 from pathlib import Path
@@ -9,7 +10,16 @@ from pathlib import Path
 import pytest
 from cli_support import SHORT, Run
 
-from lopa.cli.options import decode_config, default_model, default_of, with_decoding
+from lopa.cli.options import (
+    ModelOptions,
+    ParallelOptions,
+    decode_config,
+    default_model,
+    default_of,
+    with_decoding,
+    with_model,
+    with_parallel,
+)
 from lopa.config import PRESETS, DecodeConfig
 from lopa.models.files import BUILT_IN
 from lopa.option_help import FIELDS
@@ -50,12 +60,30 @@ def test_only_what_is_given_is_passed_on() -> None:
     assert seen == {"branches": 0, "early_stop": False, "temperature": 0.0}
 
 
+def test_a_command_receives_its_groups_as_objects() -> None:
+    seen = []
+
+    @with_parallel("rank_timeout")
+    @with_model("adapter")
+    def command(model: ModelOptions, parallel: ParallelOptions, limit: int = 3) -> None:
+        seen.append((model, parallel, limit))
+
+    names = set(inspect.signature(command).parameters)
+    assert names == {
+        *("limit", "model", "device", "dtype", "quantize", "preset"),
+        *("branch_parallel", "tensor_parallel"),
+    }
+    command(**{**dict.fromkeys(names), "device": "cpu", "tensor_parallel": 2, "limit": 4})
+    model, parallel, limit = seen[0]
+    assert (model.name, model.llm_options, limit) == (default_model(), {"device": "cpu"}, 4)
+    assert (parallel.branch_parallel, parallel.ranks) == (None, 2)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets(name: str) -> None:
-    assert decode_config("dummy:dream-tiny", {}, name) == DecodeConfig.preset(name)
-    assert decode_config("dummy:dream-tiny", {"branches": 3}, name) == DecodeConfig.preset(
-        name, branches=3
-    )
+    model = ModelOptions(model="dummy:dream-tiny", preset=name)
+    assert decode_config(model, {}) == DecodeConfig.preset(name)
+    assert decode_config(model, {"branches": 3}) == DecodeConfig.preset(name, branches=3)
 
 
 # One run for each decoder, together giving every option once.

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from lopa import LLM, DecodeConfig, trace
 from lopa.cli import model
+from lopa.cli.options import ModelOptions
 from lopa.cli.terminal import visible
 from lopa.engine.scheduler import Scheduler
 
@@ -38,7 +39,7 @@ def expected() -> str:
     return LLM("dummy:dream-tiny").generate("hello", config).text
 
 
-def test_text_on_stdout_figures_on_stderr(run: Run, expected: str) -> None:
+def test_text_on_stdout_statistics_on_stderr(run: Run, expected: str) -> None:
     result = run("generate", "hello", *SHORT)
     assert result.code == 0
     assert result.out == expected + "\n"
@@ -125,11 +126,12 @@ def test_an_interrupted_run_leaves_no_trace(
 
 def test_a_long_load_shows_a_bar(ids_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100, record=True)
-    monkeypatch.setattr(model, "notes", lambda: console)
-    model.load(str(ids_model), None, None, None)
+    monkeypatch.setattr(model, "stderr_console", lambda: console)
+    options = ModelOptions(model=str(ids_model))
+    model.load(options)
     assert "tensors" not in console.export_text()
-    monkeypatch.setattr(model, "_PATIENCE", 0.0)
-    model.load(str(ids_model), None, None, None)
+    monkeypatch.setattr(model, "_BAR_DELAY_SECONDS", 0.0)
+    model.load(options)
     assert "tensors" in console.export_text()
 
 

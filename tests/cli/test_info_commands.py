@@ -9,7 +9,7 @@ import pytest
 from cli_support import Run
 
 from lopa.cli import info
-from lopa.models.families import FAMILIES, dummy_shapes
+from lopa.models.families import FAMILIES
 from lopa.models.files import BUILT_IN
 
 
@@ -23,12 +23,14 @@ def test_models(run: Run) -> None:
 
 def test_models_as_json(run: Run) -> None:
     found = json.loads(run("models", "--json").out)
-    assert [family["name"] for family in found["families"]] == [f.name for f in FAMILIES]
-    shapes = dummy_shapes()
-    assert {d["name"] for d in found["dummies"]} == {f"dummy:{name}" for name in shapes}
-    for dummy in found["dummies"]:
-        assert dummy["parameters"] == shapes[dummy["name"].removeprefix("dummy:")].parameters
-        assert dummy["bf16_bytes"] == 2 * dummy["parameters"]
+    families = {family["name"]: family for family in found["families"]}
+    assert "Dream-org/Dream-v0-Instruct-7B" in families["dream"]["hub_ids"]
+    assert "lopa" in families["dream"]["decoders"]
+    dummies = {dummy["name"]: dummy for dummy in found["dummies"]}
+    assert dummies["dummy:dream-7b"]["parameters"] == 7_615_616_512  # as on its model card
+    assert dummies["dummy:dream-7b"]["bf16_bytes"] == 15_231_233_024
+    for dummy in dummies.values():
+        assert dummy["family"] in families
 
 
 def test_doctor(run: Run) -> None:
@@ -47,7 +49,7 @@ def test_doctor_as_json(run: Run) -> None:
 
 
 def test_doctor_finds_a_broken_package(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(info, "_NEEDED", (*info._NEEDED, "no_such_package"))
+    monkeypatch.setattr(info, "_REQUIRED", (*info._REQUIRED, "no_such_package"))
     result = run("doctor")
     assert result.code == 1
     assert "no_such_package" in result.out

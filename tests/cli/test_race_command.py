@@ -12,7 +12,7 @@ from rich.console import Console
 from lopa import LLM, DecodeConfig
 from lopa.cli import race as command
 from lopa.cli.race import Excerpt, Lane, Track, configurations, example
-from lopa.cli.watch import Answer
+from lopa.cli.watch import OutputView
 from lopa.errors import ConfigError
 from lopa.models.checkpoint import model_config
 
@@ -31,7 +31,7 @@ def test_json(run: Run) -> None:
     for summary in found["results"]:
         settings = summary["settings"]
         alone = llm.generate("hello", DecodeConfig(**settings))
-        assert summary["token_ids"] == alone.token_ids  # a race changes nobody's answer
+        assert summary["token_ids"] == alone.token_ids  # the same as alone
         assert summary["rounds"] == alone.rounds
         assert summary["tokens_per_second"] == pytest.approx(summary["tokens"] / summary["seconds"])
 
@@ -49,10 +49,12 @@ def test_a_prompt_of_its_own(run: Run) -> None:
     assert json.loads(result.out)["prompt"] == example("dummy:dream-tiny", None)
 
 
-def test_the_built_in_model_gets_a_problem_it_knows() -> None:
-    from lopa.tasks import generate
-
-    assert example("tiny", 3) == generate("words", 3, "eval").prompt
+def test_the_built_in_model_gets_a_problem_of_the_seed() -> None:
+    first, second = (example("tiny", seed) for seed in (1, 2))
+    assert "How many" in first
+    assert first.endswith("?\n")
+    assert first != second
+    assert example("dummy:dream-tiny", 1) == example("dummy:dream-tiny", 2)
 
 
 def test_options_go_to_those_who_use_them() -> None:
@@ -110,7 +112,7 @@ def test_track(width: int, height: int, abreast: int) -> None:
     ]
     streams = [llm.engine().stream(session) for session in sessions]
     lanes = [
-        Lane(session, stream, Answer.of(session))
+        Lane(session, stream, OutputView.of(session))
         for session, stream in zip(sessions, streams, strict=True)
     ]
     for lane in lanes:

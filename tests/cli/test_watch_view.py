@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from lopa import LLM, DecodeConfig
-from lopa.cli.watch import MASK, Answer, Watch, confidence_style
+from lopa.cli.watch import _MAX_BRANCHES, MASK, OutputView, Watch, confidence_style
 from lopa.engine.output import Event
 from lopa.engine.session import Session
 from lopa.types import Branch, Fill, Lookahead, Round
@@ -20,8 +20,8 @@ MASK_ID, EOS = 9, 8
 PIECES = {1: " one", 2: " [red]two", 3: "three\n", 4: "\x1b[2J", EOS: "<eos>"}
 
 
-def answer(block_size: int | None = 4) -> Answer:
-    return Answer(
+def output_view(block_size: int | None = 4) -> OutputView:
+    return OutputView(
         PIECES.__getitem__, prompt=PROMPT, mask_id=MASK_ID, eos_ids={EOS}, block_size=block_size
     )
 
@@ -46,23 +46,23 @@ def styles(text: Any) -> dict[str, Any]:
     return {text.plain[span.start : span.end]: span.style for span in text.spans}
 
 
-def test_tokens_masks_blocks_and_end_of_text() -> None:
-    view = answer()
+def test_tokens_masks_blocks_and_eos() -> None:
+    view = output_view()
     view.update(event([1, MASK_ID, 2, MASK_ID, 3, EOS, MASK_ID], []))
     assert view.text().plain == f" one{MASK} [red]two{MASK}│three↵\n∎{MASK}"
-    whole = answer(block_size=None)
+    whole = output_view(block_size=None)
     whole.update(event([1] * 8, []))
     assert "│" not in whole.text().plain
 
 
 def test_control_characters_are_harmless() -> None:
-    view = answer()
+    view = output_view()
     view.update(event([4], []))
     assert view.text().plain == "␛[2J"
 
 
 def test_fills_are_coloured_by_confidence_and_lookaheads_marked() -> None:
-    view = answer()
+    view = output_view()
     ahead = Lookahead(PROMPT + 1, 2, -0.5, 0.6)
     branches = [Branch(ahead, -0.5, 2, 7, False), Branch(None, -1.0, 3, 7, False)]
     fills = [Fill(PROMPT, 1, 0.99, "threshold")]
@@ -87,14 +87,14 @@ def test_confidence_runs_from_red_to_green() -> None:
 
 
 def test_committed_tokens_step_back_until_the_end() -> None:
-    view = answer()
+    view = output_view()
     view.update(event([1, 2], [], cached=PROMPT, committed=1))
     found = styles(view.text())
     assert (found["one"].dim, found["[red]two"].bold) == (True, True)
 
 
-def test_counters_count_to_the_end_of_text() -> None:
-    view = answer()
+def test_counters_count_to_eos() -> None:
+    view = output_view()
     view.update(event([1, MASK_ID, 2, EOS, EOS, EOS], []))
     view.update(event([1, MASK_ID, 2, EOS, EOS, EOS], []))
     counters = view.counters
@@ -102,7 +102,7 @@ def test_counters_count_to_the_end_of_text() -> None:
 
 
 def test_only_the_last_lines_are_kept() -> None:
-    view = answer(block_size=None)
+    view = output_view(block_size=None)
     view.update(event([3] * 10 + [1], []))
     lines = view.lines(Console(width=40), 40, 3)
     assert lines.plain.split("\n") == ["three↵", "three↵", " one"]
@@ -131,12 +131,9 @@ def test_live(started: tuple[Session, Iterator[Event]], height: int) -> None:
     assert "anchor" in text
     assert "▸" in text
     assert f"round {rounds} " in text
-    assert session.output is not None
-    rounds_alone = sum(r.seconds for r in session.output.trace.rounds)
-    assert session.output.seconds == pytest.approx(rounds_alone)
 
 
-def test_without_a_terminal_a_line_a_round(started: tuple[Session, Iterator[Event]]) -> None:
+def test_without_a_terminal_one_line_per_round(started: tuple[Session, Iterator[Event]]) -> None:
     session, events = started
     console = Console(file=io.StringIO(), width=20, record=True)
     rounds = 0
@@ -159,8 +156,8 @@ def test_more_branches_than_rows() -> None:
     with Watch(session, console) as view:
         for _ in range(3):
             happened = next(events)
-            assert len(happened.round.branches) <= 21
             view.show(happened)
+        assert len(happened.round.branches) > _MAX_BRANCHES
     console.export_text()
     console.print(view)
     lines = console.export_text().splitlines()

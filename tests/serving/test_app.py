@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
 import pytest
-from fastapi import APIRouter
 from starlette.testclient import TestClient
 
 from lopa.errors import ConfigError
 from lopa.serving.api.app import create_app
 from lopa.serving.api.metrics import Metrics
-from lopa.serving.api.request_state import Flow, Sink
-from lopa.serving.config import ServeConfig, name_of
+from lopa.serving.api.request_state import RequestState, Sink
+from lopa.serving.config import ServeConfig, model_name
 from lopa.serving.jobs import Accepted, Advance, Finished, Job
 
 
@@ -31,23 +27,22 @@ class Parrot:
         self.metrics = metrics
         self.jobs: list[Job] = []
 
-    def submit(self, jobs: list[Job], sink: Sink) -> list[Flow]:
+    def submit(self, jobs: list[Job], sink: Sink) -> list[RequestState]:
         self.jobs += jobs
-        flows = [Flow(job, i, sink, self.metrics) for i, job in enumerate(jobs)]
-        for flow in flows:
-            flow.take(Accepted(prompt_tokens=1, max_tokens=1))
-            flow.take(
+        requests = [RequestState(job, i, sink, self.metrics) for i, job in enumerate(jobs)]
+        for request in requests:
+            request.handle(Accepted(prompt_tokens=1, max_tokens=1))
+            request.handle(
                 Advance(
                     round=1,
-                    text=str(flow.job.prompt),
+                    text=str(request.job.prompt),
                     filled=1,
-                    settled=1,
                     seconds=0.1,
-                    rank=0,
+                    winner_rank=0,
                     branches=1,
                 )
             )
-            flow.take(
+            request.handle(
                 Finished(
                     finish="eos",
                     tokens=1,
@@ -58,10 +53,10 @@ class Parrot:
                     engine_seconds=0,
                 )
             )
-        return flows
+        return requests
 
-    def drop(self, flow: Flow) -> None: ...
-    def flows(self) -> list[Flow]:
+    def abort(self, request: RequestState) -> None: ...
+    def requests(self) -> list[RequestState]:
         return []
 
     async def refresh(self) -> None: ...
@@ -129,16 +124,10 @@ def test_bodies_have_a_limit() -> None:
         assert "send less" in response.json()["error"]["message"]
 
 
-def test_the_page_is_taken_in_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "lopa.serving.playground"
-    page = ModuleType(name)
-    page.__spec__ = ModuleSpec(name, None)
-    router = APIRouter()
-    router.get("/")(lambda: {"page": True})
-    page.router = router  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, name, page)
+def test_the_page_needs_no_key() -> None:
     with serving(api_key=("x",)) as client:
-        assert client.get("/").json() == {"page": True}  # the page itself needs no key
+        assert "LoPA playground" in client.get("/").text
+        assert client.get("/playground/main.js").status_code == 200
         assert client.get("/v1/models").status_code == 401
         assert "/" not in client.get("/openapi.json").json()["paths"]
 
@@ -156,5 +145,5 @@ def test_an_error_of_ours_is_an_answer_too() -> None:
 
 
 def test_names_never_show_paths(tmp_path: Any) -> None:
-    assert name_of(str(tmp_path)) == tmp_path.name
-    assert name_of("Dream-org/Dream-v0-Instruct-7B") == "Dream-org/Dream-v0-Instruct-7B"
+    assert model_name(str(tmp_path)) == tmp_path.name
+    assert model_name("Dream-org/Dream-v0-Instruct-7B") == "Dream-org/Dream-v0-Instruct-7B"

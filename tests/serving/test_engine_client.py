@@ -12,27 +12,28 @@ from typing import Any
 import pytest
 from fragile import DEADLY, FAULTY
 
-from lopa.serving.api.engine_client import Client
+from lopa.serving.api.engine_client import EngineClient
+from lopa.serving.api.errors import ApiError
 from lopa.serving.api.metrics import Metrics
-from lopa.serving.api.request_state import Flow
+from lopa.serving.api.request_state import NullObserver, RequestState
 from lopa.serving.config import EngineConfig
 from lopa.serving.jobs import Failed, Finished, Job
 
 
 def with_client(
-    model: str | Path, use: Callable[[Client], Awaitable[Any]], **options: Any
-) -> tuple[Client, Any]:
+    model: str | Path, use: Callable[[EngineClient], Awaitable[Any]], **options: Any
+) -> tuple[EngineClient, Any]:
     """Run `use` against the fragile worker."""
     settings = {"block_size": 8, "branches": 1, "max_new_tokens": 32}
     config = EngineConfig(model=str(model), decoding=settings, max_running=3)
 
-    async def run() -> tuple[Client, Any]:
-        client = Client(
+    async def run() -> tuple[EngineClient, Any]:
+        client = EngineClient(
             config, Metrics(), max_queue=9, stall_seconds=60, module="fragile_worker", **options
         )
         await client.start()
         try:
-            while not (client.ready or client.gave_up.is_set()):
+            while not (client.ready or client.start_failed.is_set()):
                 await asyncio.sleep(0.02)
             return client, await use(client)
         finally:
@@ -41,12 +42,12 @@ def with_client(
     return asyncio.run(run())
 
 
-async def ends(client: Client, prompts: list[list[int]]) -> list[Flow]:
+async def ends(client: EngineClient, prompts: list[list[int]]) -> list[RequestState]:
     jobs = [Job(id=str(i), prompt=prompt) for i, prompt in enumerate(prompts)]
-    flows = client.submit(jobs, lambda i, e: None)
-    while any(flow.end is None for flow in flows):
+    requests = client.submit(jobs, lambda i, e: None)
+    while any(request.end is None for request in requests):
         await asyncio.sleep(0.02)
-    return flows
+    return requests
 
 
 @pytest.fixture(autouse=True)
@@ -58,17 +59,17 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.soak
 def test_a_request_that_kills_engines_takes_no_other_with_it(chat_folder: Path) -> None:
     prompts = [[1, 2], [DEADLY], [3, 4], [5], [6]]
-    client, flows = with_client(chat_folder, lambda client: ends(client, prompts))
-    kinds = [type(flow.end).__name__ for flow in flows]
+    client, requests = with_client(chat_folder, lambda client: ends(client, prompts))
+    kinds = [type(request.end).__name__ for request in requests]
     assert kinds == ["Finished", "Failed", "Finished", "Finished", "Finished"]
-    assert flows[1].end == Failed(
-        kind="engine", message="the engine failed 5 times while it worked on this request"
+    assert requests[1].end == Failed(
+        kind="engine", message="the engine died 5 times while it ran this request"
     )
     assert client.restarts == 5
 
 
 def test_an_engine_that_is_started_again_goes_by_what_the_first_measured(chat_folder: Path) -> None:
-    async def use(client: Client) -> Any:
+    async def use(client: EngineClient) -> Any:
         first = client.engine
         os.kill(first["pid"], signal.SIGKILL)
         while client.engine is first:
@@ -80,20 +81,42 @@ def test_an_engine_that_is_started_again_goes_by_what_the_first_measured(chat_fo
     assert first["round_cost"] == second["round_cost"] != []
 
 
+def test_capacity_and_retry_after(tmp_path: Path) -> None:
+    """Two sequences run and one waits; recent ones took 10.5 s on average, two at a time."""
+
+    async def run() -> list[ApiError]:
+        config = EngineConfig(model=str(tmp_path))
+        client = EngineClient(config, NullObserver(), max_queue=1, stall_seconds=60)
+        client.engine = {"max_running": 2}  # as reported by an engine that is ready
+        client._recent_seconds.extend([9.0, 12.0])
+        errors = []
+        for count in (3, 1, 4):
+            try:
+                jobs = [Job(id=f"{count}-{i}", prompt="x") for i in range(count)]
+                client.submit(jobs, lambda i, e: None)
+            except ApiError as error:
+                errors.append(error)
+        return errors
+
+    full, too_many = asyncio.run(run())
+    assert (full.status, full.code, full.headers["Retry-After"]) == (429, "queue_full", "6")
+    assert (too_many.status, "Retry-After" in too_many.headers) == (400, False)
+
+
 def test_an_error_in_a_round_fails_those_in_it_and_nothing_else(chat_folder: Path) -> None:
-    async def use(client: Client) -> Any:
+    async def use(client: EngineClient) -> Any:
         first = await ends(client, [[FAULTY], [1, 2]])
         return first, await ends(client, [[1, 2]])
 
     client, (first, second) = with_client(chat_folder, use)
-    assert [flow.end for flow in first] == [Failed(kind="engine", message="not numbers")] * 2
+    assert [request.end for request in first] == [Failed(kind="engine", message="not numbers")] * 2
     assert isinstance(second[0].end, Finished)
     assert client.restarts == 0
 
 
 def test_a_model_that_cannot_be_loaded_is_said_once(tmp_path: Path) -> None:
-    async def use(client: Client) -> None: ...
+    async def use(client: EngineClient) -> None: ...
 
     client, _ = with_client(tmp_path, use)
-    assert client.failure is not None
-    assert "config.json" in client.failure[0]
+    assert client.start_error is not None
+    assert "config.json" in client.start_error[0]

@@ -29,7 +29,7 @@ def alone(llm: LLM, tokens: int) -> Output:
 
 @pytest.fixture(scope="module")
 def small(chat_folder: Path) -> Iterator[Server]:
-    """Two answers at once, one more in line; short patience with a silent engine."""
+    """Two sequences at once, one more in the queue; a silent engine is restarted after 3 s."""
     limits = ("--max-running", "2", "--max-queue", "1", "--stall-seconds", "3")
     with Server("--model", str(chat_folder), *limits) as server:
         yield server
@@ -154,7 +154,7 @@ def test_slots_show_what_runs_and_waits(small: Server) -> None:
     assert int(refused.headers["retry-after"]) >= 1
     with (
         openai.OpenAI(base_url=f"{small.url}/v1", api_key="x", max_retries=0) as client,
-        pytest.raises(openai.RateLimitError, match="in line"),
+        pytest.raises(openai.RateLimitError, match="at capacity"),
     ):
         client.completions.create(model="bytes", prompt="Hello")
     assert small.metric("lopa_requests_rejected_total") == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -14,7 +15,6 @@ from fastapi.testclient import TestClient
 from lopa import DecodeConfig
 from lopa.config import PRESETS, DecoderName
 from lopa.errors import ConfigError
-from lopa.option_help import FIELDS
 from lopa.serving import playground
 from lopa.serving.playground.info import describe
 
@@ -95,9 +95,13 @@ def test_replicas_say_nothing_of_themselves(client: TestClient) -> None:
 def test_settings_are_those_of_the_config(client: TestClient) -> None:
     info = client.get("/playground/info").json()
     assert info["model"] == "tiny"
-    assert {field["name"] for field in info["fields"]} == set(FIELDS)
+    assert {field["name"] for field in info["fields"]} == {f.name for f in fields(DecodeConfig)}
     for field in info["fields"]:
-        assert field["line"] == FIELDS[field["name"]][1]
+        assert field["line"]
+        assert (field["kind"] == "choice") == ("choices" in field)
+    # The form knows every kind of field by name, but for plain numbers.
+    known = re.findall(r'kind === "(\w+)"', (STATIC / "settings.js").read_text())
+    assert {field["kind"] for field in info["fields"]} == {*known, "number"}
     assert set(info["presets"]) == set(PRESETS)
     for name, values in info["presets"].items():
         assert DecodeConfig(**values) == DecodeConfig.preset(name)

@@ -65,8 +65,8 @@ def test_how_replicas_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 
     from lopa.serving.config import EngineConfig, ServeConfig
-    from lopa.serving.ray.deployment import app, build, gpus_of
-    from lopa.serving.ray.deployment import deployment as placing
+    from lopa.serving.ray import deployment as placing
+    from lopa.serving.ray.deployment import app, build, gpus_per_replica
 
     def replica(application: Any) -> Any:
         return application._bound_deployment.init_args[3]._bound_deployment
@@ -91,22 +91,25 @@ def test_how_replicas_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert halves.placement_group_bundles == [{"CPU": 1.0, "GPU": 0.5}]
 
     engine = EngineConfig(model="tiny")
-    assert gpus_of(engine) == 1
-    assert gpus_of(EngineConfig(model="tiny", llm={"device": "cpu"}, branch_parallel=2)) == 0
+    assert gpus_per_replica(engine) == 1
+    assert (
+        gpus_per_replica(EngineConfig(model="tiny", llm={"device": "cpu"}, branch_parallel=2)) == 0
+    )
     with pytest.raises(ConfigError, match="give --device cuda"):
-        gpus_of(EngineConfig(model="tiny", llm={"device": "cuda:1"}))
+        gpus_per_replica(EngineConfig(model="tiny", llm={"device": "cuda:1"}))
     del resources["GPU"]
-    assert gpus_of(engine) == 0
+    assert gpus_per_replica(engine) == 0
     with pytest.raises(ConfigError, match="no GPU"):
-        gpus_of(EngineConfig(model="tiny", llm={"device": "cuda"}))
+        gpus_per_replica(EngineConfig(model="tiny", llm={"device": "cuda"}))
 
     two = EngineConfig(model="tiny", branch_parallel=2)
     nodes = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": gpus}} for gpus in (1.0, 3.0)]
     monkeypatch.setattr(placing.ray, "nodes", lambda: nodes)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    placing._check_room(placing.bundle(two, gpus=2), 1)
-    with pytest.raises(LopaError, match="room for 1 of 2 replicas, 2 CPU and 2 GPU on one node"):
-        placing._check_room(placing.bundle(two, gpus=2), 2)
+    placing._check_capacity(placing.bundle(two, gpus=2), 1)
+    missing = "capacity for 1 of 2 replicas, each with 2 CPU and 2 GPU on one node"
+    with pytest.raises(LopaError, match=missing):
+        placing._check_capacity(placing.bundle(two, gpus=2), 2)
 
     scaled = replica(build(ServeConfig(), engine, replicas=1, max_replicas=3))
     scaling = scaled._deployment_config.autoscaling_config
@@ -124,22 +127,22 @@ def test_how_replicas_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_why_replicas_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lopa.serving.ray.deployment import deployment as placing
+    from lopa.serving.ray import deployment as placing
 
     said = "3 times in a row\n  File ...\nlopa.errors.LopaError: model x does not exist: give one\n"
     replica = SimpleNamespace(message=said)
     applications = {"lopa": SimpleNamespace(deployments={"replica": replica})}
     monkeypatch.setattr(placing.serve, "status", lambda: SimpleNamespace(applications=applications))
-    assert placing._why(RuntimeError("failed")) == "model x does not exist: give one"
+    assert placing._failure_reason(RuntimeError("failed")) == "model x does not exist: give one"
     applications.clear()
-    assert placing._why(RuntimeError("Deploying\nfailed")) == "failed"
+    assert placing._failure_reason(RuntimeError("Deploying\nfailed")) == "failed"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_serve_that_does_not_come_up(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.exceptions import RayActorError
 
-    from lopa.serving.ray.deployment import deployment as placing
+    from lopa.serving.ray import deployment as placing
 
     def fail(**_: Any) -> None:
         raise RayActorError

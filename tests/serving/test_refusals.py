@@ -1,4 +1,4 @@
-"""What cannot be honoured is a 400 that names the field, in the format that clients know."""
+"""What is not supported is a 400 that names the field, in the format that clients know."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from serving_support import Server
 
 from lopa import DecodeConfig
-from lopa.serving.api.schemas import UNHONOURED, Decoding
+from lopa.serving.api.schemas import UNSUPPORTED, Decoding
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
 
@@ -50,16 +50,16 @@ def test_the_client_raises_its_own_exceptions(client: openai.OpenAI) -> None:
         ("store", True),
     ],
 )
-def test_fields_that_cannot_be_honoured(server: Server, field: str, value: Any) -> None:
+def test_unsupported_fields(server: Server, field: str, value: Any) -> None:
     error = refused(server, **{field: value})
     assert error["param"] == field
     assert field in error["message"]
     assert "leave it out" in error["message"]
 
 
-@pytest.mark.parametrize("field", sorted(UNHONOURED))
-def test_asking_for_nothing_is_no_error(server: Server, field: str) -> None:
-    for value in (None, *UNHONOURED[field][0]):
+@pytest.mark.parametrize("field", sorted(UNSUPPORTED))
+def test_neutral_values_are_accepted(server: Server, field: str) -> None:
+    for value in (None, *UNSUPPORTED[field][0]):
         assert server.complete(max_tokens=1, **{field: value}).status_code == 200
 
 
@@ -84,7 +84,7 @@ def test_asking_for_nothing_is_no_error(server: Server, field: str) -> None:
         ({"logprobs": 3}, "logprobs", "alternatives"),
         ({"stream_mode": "denoise"}, "stream_mode", "stream: true"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
-        ({"stream": True, "stream_mode": "denoise", "n": 2}, "n", "one answer"),
+        ({"stream": True, "stream_mode": "denoise", "n": 2}, "n", "one choice"),
         ({"decoder": "best"}, "decoder", "lopa"),
         ({"decoder": "d2f", "branches": 3}, "branches", "leave it out"),
         ({"branches": 129}, "branches", "at most 128"),

@@ -1,72 +1,69 @@
-"""A job across restarts of its engine: nothing is said twice, and nothing is taken back."""
+"""A job across restarts of its engine: no event is reported twice, and none is taken back."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from lopa.serving.api.request_state import Flow
-from lopa.serving.jobs import Accepted, Advance, Failed, Finished, Job
-
-
-class Silent:
-    def advanced(self, flow: Flow, event: Advance) -> None: ...
-    def ended(self, flow: Flow, event: Finished | Failed) -> None: ...
+from lopa.serving.api.request_state import NullObserver, RequestState
+from lopa.serving.jobs import Accepted, Advance, Failed, Job
 
 
 def advance(number: int, text: str) -> Advance:
-    return Advance(round=number, text=text, filled=1, settled=1, seconds=0.1, rank=0, branches=1)
+    return Advance(round=number, text=text, filled=1, seconds=0.1, winner_rank=0, branches=1)
 
 
-def after_a_restart(replay: list[str], *, stream: bool, said: str = "ab") -> tuple[Flow, list[Any]]:
-    """A flow that had come so far, lost its engine, and sees these rounds; what it passed on."""
+def after_a_restart(
+    replay: list[str], *, stream: bool, before: str = "ab"
+) -> tuple[RequestState, list[Any]]:
+    """A request with rounds `before` its engine was lost and `replay` after it; its events."""
 
-    async def run() -> tuple[Flow, list[Any]]:
+    async def run() -> tuple[RequestState, list[Any]]:
         events: list[Any] = []
         job = Job(id="x", prompt="x", stream=stream)
-        flow = Flow(job, 0, lambda i, e: events.append(e), Silent())
-        flow.take(Accepted(prompt_tokens=1, max_tokens=9))
-        for number, text in enumerate(said, start=1):
-            flow.take(advance(number, text))
-        flow.attempts = 1
-        flow.again()
-        flow.take(Accepted(prompt_tokens=1, max_tokens=9))
+        request = RequestState(job, 0, lambda i, e: events.append(e), NullObserver())
+        request.handle(Accepted(prompt_tokens=1, max_tokens=9))
+        for number, text in enumerate(before, start=1):
+            request.handle(advance(number, text))
+        request.attempts = 1
+        request.restart()
+        request.handle(Accepted(prompt_tokens=1, max_tokens=9))
         for number, text in enumerate(replay, start=1):
-            flow.take(advance(number, text))
-        return flow, events
+            request.handle(advance(number, text))
+        return request, events
 
     return asyncio.run(run())
 
 
-def test_rounds_that_were_seen_are_not_seen_again() -> None:
+def test_reported_rounds_are_not_reported_again() -> None:
     for stream in (True, False):
-        flow, events = after_a_restart(["a", "b", "c"], stream=stream)
+        request, events = after_a_restart(["a", "b", "c"], stream=stream)
         assert [type(event).__name__ for event in events] == ["Accepted"] + ["Advance"] * 3
-        assert flow.text == "abc"
-        assert flow.attempts == 0  # it got further: not the one that kills engines
+        assert request.text == "abc"
+        assert request.attempts == 0  # there was progress
 
 
-def test_a_flow_that_had_not_begun_just_begins() -> None:
-    for said in ("", "a"):
-        flow, _ = after_a_restart(["a", "b", "c"], stream=True, said=said)
-        assert flow.end is None
-        assert flow.text == "abc"
+def test_a_request_without_rounds_starts_over() -> None:
+    for before in ("", "a"):
+        request, _ = after_a_restart(["a", "b", "c"], stream=True, before=before)
+        assert request.end is None
+        assert request.text == "abc"
 
 
-def test_no_progress_keeps_the_suspicion() -> None:
-    flow, _ = after_a_restart(["a", "b"], stream=True)
-    assert flow.attempts == 1
+def test_attempts_count_until_there_is_progress() -> None:
+    request, _ = after_a_restart(["a", "b"], stream=True)
+    assert request.attempts == 1
 
 
-def test_a_stream_that_takes_another_course_ends_in_an_error() -> None:
-    flow, events = after_a_restart(["a", "X", "c"], stream=True)
-    assert isinstance(flow.end, Failed)
-    assert flow.end.kind == "lost"
-    assert events[-1] is flow.end
+def test_a_stream_whose_text_changes_ends_in_an_error() -> None:
+    request, events = after_a_restart(["a", "X", "c"], stream=True)
+    assert isinstance(request.end, Failed)
+    assert request.end.kind == "lost"
+    assert events[-1] is request.end
     assert [event.text for event in events if isinstance(event, Advance)] == ["a", "b"]
 
 
-def test_without_a_reader_the_later_course_counts() -> None:
-    flow, _ = after_a_restart(["a", "X", "c"], stream=False)
-    assert flow.end is None
-    assert flow.text == "aXc"
+def test_without_a_stream_the_later_text_counts() -> None:
+    request, _ = after_a_restart(["a", "X", "c"], stream=False)
+    assert request.end is None
+    assert request.text == "aXc"

@@ -1,71 +1,60 @@
-"""`lopa bench`: speed, measured on the spot, and what more devices would make of it."""
+"""`lopa bench`: speed on this machine."""
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lopa.cli.model import Devices, load
+from lopa.cli.environment import environment, environment_line
+from lopa.cli.model import load
 from lopa.cli.options import (
-    AdapterOption,
-    BranchParallelOption,
-    DeviceOption,
-    DtypeOption,
-    Given,
+    DecodeOptions,
     JsonOption,
-    ModelOption,
-    PresetOption,
-    QuantizeOption,
-    RankTimeoutOption,
-    TensorParallelOption,
+    ModelOptions,
+    ParallelOptions,
     decode_config,
     with_decoding,
+    with_model,
+    with_parallel,
 )
-from lopa.cli.terminal import notes, print_table
-from lopa.distributed.launch import PARENT, launched, run_ranks
+from lopa.cli.terminal import print_table, progress_bar, status
+from lopa.distributed.launch import PARENT, launch_info, run_ranks
 from lopa.errors import ConfigError
-from lopa.version import VERSION
 
 if TYPE_CHECKING:
     from lopa.engine.llm import BaseLLM
     from lopa.tasks.problem import Problem
 
-bench = typer.Typer(no_args_is_help=True, help="Measure speed, on the spot.")
+bench = typer.Typer(no_args_is_help=True, help="Measure speed on this machine.")
 
 
 @bench.command("round")
+@with_parallel()
+@with_model("adapter", "preset")
 def bench_round(
     context: typer.Context,
-    model: ModelOption = None,
-    branches: Annotated[str, typer.Option(help="Lookahead branches to try.")] = "0,1,3,7,14",
-    window: Annotated[str, typer.Option(help="Tokens a row, multiples of 32.")] = "64,96",
+    model: ModelOptions,
+    parallel: ParallelOptions,
+    branches: Annotated[str, typer.Option(help="Lookahead branches to time.")] = "0,1,3,7,14",
+    window: Annotated[str, typer.Option(help="Tokens per row, multiples of 32.")] = "64,96",
     prefix: Annotated[int, typer.Option(min=1, help="Cached tokens before the window.")] = 768,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to time for each line and pass.")] = 24,
-    passes: Annotated[int, typer.Option(min=1, help="Times to go over all lines.")] = 1,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    quantize: QuantizeOption = None,
-    branch_parallel: BranchParallelOption = None,
-    tensor_parallel: TensorParallelOption = None,
-    rank_timeout: RankTimeoutOption = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to time per line and pass.")] = 24,
+    passes: Annotated[int, typer.Option(min=1, help="Passes over all lines.")] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Time whole rounds, decoder and host included, and compare with what the device allows.
+    """Time whole rounds, decoder and host included, against the floor of the device.
 
-    The floor is the larger of weight bytes over the measured copy bandwidth and operations over the
-    measured matrix rate.
+    The floor is the larger of weight bytes over the measured copy bandwidth and FLOPs over the
+    measured matmul rate.
     """
     counts, windows = _numbers("branches", branches, 0), _numbers("window", window, 32)
-    devices = Devices(branch_parallel, tensor_parallel, rank_timeout)
-    be_ranks(context, devices)
-    llm = load(model, None, device, dtype, quantize, devices)
+    rerun_as_ranks(context, parallel)
+    llm = load(model, parallel)
     from lopa.bench.ceilings import measure
     from lopa.bench.gc_frozen import frozen
     from lopa.bench.rounds import SteadyRounds
@@ -75,7 +64,6 @@ def bench_round(
 
     assert isinstance(llm, LLM | RankLLM)  # `be_ranks` has seen to it
     ceilings = measure(llm.device, llm.dtype, KINDS[llm.quantize] if llm.quantize else None)
-    console = notes()
     shapes = [
         SteadyRounds(llm, branches=count, window=tokens, prefix=prefix)
         for tokens in windows
@@ -83,13 +71,12 @@ def bench_round(
     ]
     with frozen():
         for shape in shapes * passes:
-            waiting = console.status(f"{shape.branches} branches, {shape.window} tokens")
-            with waiting if console.is_terminal else nullcontext():
+            with status(f"{shape.branches} branches, {shape.window} tokens"):
                 shape.time(rounds)
     lines = [shape.result(ceilings) for shape in shapes]
     if as_json:
         found = {
-            "host": host(llm),
+            "host": environment(llm),
             "bytes_per_second": ceilings.bytes_per_second,
             "flops_per_second": ceilings.flops_per_second,
             "quantised_flops_per_second": ceilings.quantised_flops_per_second,
@@ -98,8 +85,8 @@ def bench_round(
         print(json.dumps(found))
         return
     rates = ceilings.bytes_per_second / 1e9, ceilings.flops_per_second / 1e12
-    print(f"{host_line(llm)}; copies {rates[0]:.0f} GB/s, products {rates[1]:.2f} TFLOP/s")
-    print("times in ms, medians")
+    print(f"{environment_line(llm)}; copies {rates[0]:.0f} GB/s, matmul {rates[1]:.2f} TFLOP/s")
+    print("median times in ms")
     heads = ["k", "window", "tokens", "masks", "round", "forward", "host", "floor", "×floor"]
     print_table(
         [*heads, "GB/s", "TFLOP/s"],
@@ -124,75 +111,61 @@ def bench_round(
 
 @bench.command("decode")
 @with_decoding("seed")
+@with_parallel()
+@with_model()
 def bench_decode(
     context: typer.Context,
-    decoding: Given,
-    limit: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 20,
+    model: ModelOptions,
+    parallel: ParallelOptions,
+    decoding: DecodeOptions,
+    limit: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 20,
     together: Annotated[
-        int | None, typer.Option(min=2, help="Decode them all again, so many at once.")
+        int | None, typer.Option(min=2, help="Decode them again, this many at once.")
     ] = None,
-    task: Annotated[str, typer.Option(help="Built-in task that the prompts come from.")] = "words",
-    seed: Annotated[int, typer.Option(min=0, help="Which prompts; also for drawing.")] = 0,
-    model: ModelOption = None,
-    adapter: AdapterOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    quantize: QuantizeOption = None,
-    preset: PresetOption = None,
-    branch_parallel: BranchParallelOption = None,
-    tensor_parallel: TensorParallelOption = None,
-    rank_timeout: RankTimeoutOption = None,
+    task: Annotated[str, typer.Option(help="Built-in task of the prompts.")] = "words",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of prompts and sampling.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Decode prompts one by one: tokens per second, tokens per forward, latency.
 
-    With --together N then N at once, and how many times the tokens per second that gives.
+    With --together N, then N at once, and the speedup.
     """
-    config = decode_config(model, {**decoding, "seed": seed}, preset)
+    config = decode_config(model, {**decoding, "seed": seed})
     from lopa.evaluation.evaluate import problems
 
     asked = problems(task, "eval", limit, seed)
-    devices = Devices(branch_parallel, tensor_parallel, rank_timeout)
-    be_ranks(context, devices)
-    llm = load(model, adapter, device, dtype, quantize, devices)
-    from rich.progress import Progress
-
+    rerun_as_ranks(context, parallel)
+    llm = load(model, parallel)
     from lopa.bench.decode import measure_decoding, measure_together
     from lopa.bench.gc_frozen import frozen
 
     prompts = prompts_of(llm, asked)
-    console = notes()
-    bar = Progress(console=console, transient=True)
-    job = bar.add_task("decoding", total=limit)
-    with frozen(), bar if console.is_terminal else nullcontext():
-        speed = measure_decoding(
-            llm, prompts, config, lambda done, total: bar.update(job, completed=done, total=total)
-        )
+    progress, bar = progress_bar("decoding")
+    with frozen(), bar:
+        speed = measure_decoding(llm, prompts, config, progress)
     found = asdict(speed)
     many = None
     if together is not None:
-        if console.is_terminal:
-            console.print(f"{together} at once …")
-        with frozen():
+        with frozen(), status(f"{together} at once"):
             many = asdict(measure_together(llm, prompts, config, together, speed))
     if as_json:
-        line = {"host": host(llm), **found, "settings": config.settings()}
+        line = {"host": environment(llm), **found, "settings": config.settings()}
         print(json.dumps(line | ({"together": many} if many else {})))
         return
-    print(f"{host_line(llm)}; {config.decoder}, one prompt at a time")
+    print(f"{environment_line(llm)}; {config.decoder}, one prompt at a time")
     _print_figures(found)
     if many is not None:
         print(f"{together} at once")
         _print_figures(many)
 
 
-def be_ranks(context: typer.Context, devices: Devices, always: bool = False) -> None:
-    """Run this command as ranks instead, where several are asked for and nobody made them.
+def rerun_as_ranks(context: typer.Context, parallel: ParallelOptions, always: bool = False) -> None:
+    """Run this command as ranks instead, where several are asked for and no launcher made them.
 
-    `always`: also for one, so that it runs under the same conditions as several.
+    `always`: also for one rank, so that it runs under the same conditions as several.
     """
-    if launched() is None and (devices.ranks > 1 or (always and PARENT not in os.environ)):
-        raise typer.Exit(run_ranks(devices.ranks, context.obj))
+    if launch_info() is None and (parallel.ranks > 1 or (always and PARENT not in os.environ)):
+        raise typer.Exit(run_ranks(parallel.ranks, context.obj))
 
 
 def _print_figures(found: dict[str, Any]) -> None:
@@ -204,26 +177,6 @@ def prompts_of(llm: BaseLLM, asked: Sequence[Problem]) -> list[Any]:
     if llm.tokenizer is None:  # any tokens do for timing
         return [list(range(1, 1 + min(64, llm.config.vocab_size // 2))) for _ in asked]
     return [problem.prompt for problem in asked]
-
-
-def host(llm: BaseLLM) -> dict[str, Any]:
-    """What a figure must be read with."""
-    import torch
-
-    cuda = llm.device.type == "cuda"
-    return {
-        "model": llm.name,
-        "device": torch.cuda.get_device_name(llm.device) if cuda else platform.machine(),
-        "dtype": str(llm.dtype).removeprefix("torch."),
-        "quantize": llm.quantize,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "lopa": VERSION,
-    }
-
-
-def host_line(llm: BaseLLM) -> str:
-    return ", ".join(f"{name} {value}" for name, value in host(llm).items())
 
 
 def _numbers(name: str, text: str, least: int) -> list[int]:

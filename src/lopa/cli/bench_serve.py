@@ -1,10 +1,9 @@
-"""`lopa bench serve`: an endpoint under load."""
+"""`lopa bench serve`: load on an endpoint."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ import typer
 
 from lopa.atomic_write import check_writable
 from lopa.cli.options import JsonOption
-from lopa.cli.terminal import notes, print_table
+from lopa.cli.terminal import print_table, status
 from lopa.errors import ConfigError, LopaError
 
 if TYPE_CHECKING:
@@ -22,30 +21,30 @@ if TYPE_CHECKING:
 
 def bench_serve(
     url: Annotated[
-        str, typer.Option(help="The endpoint, up to and including /v1.")
+        str, typer.Option(help="Base URL of the endpoint, including /v1.")
     ] = "http://127.0.0.1:8000/v1",
-    rates: Annotated[str, typer.Option(help="Requests per second to offer.")] = "0.5,1,2,4",
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long to offer each.")] = 30.0,
+    rates: Annotated[str, typer.Option(help="Request rates, per second.")] = "0.5,1,2,4",
+    seconds: Annotated[float, typer.Option(min=0.1, help="Duration of each rate.")] = 30.0,
     model: Annotated[
-        str | None, typer.Option(help="Name to ask for (default: the first that is served).")
+        str | None, typer.Option(help="Model name (default: the first that is served).")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="LOPA_API_KEY", help="Key to show.")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Ask as a chat.")] = False,
-    task: Annotated[str, typer.Option(help="Built-in task that the prompts come from.")] = "words",
-    max_tokens: Annotated[int, typer.Option(min=1, help="Room for an answer.")] = 128,
+    api_key: Annotated[str | None, typer.Option(envvar="LOPA_API_KEY", help="API key.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Use chat completions.")] = False,
+    task: Annotated[str, typer.Option(help="Built-in task of the prompts.")] = "words",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum new tokens.")] = 128,
     body: Annotated[
-        str, typer.Option(metavar="JSON", help='More fields for every request: {"branches": 3}.')
+        str, typer.Option(metavar="JSON", help='Other fields of every request: {"branches": 3}.')
     ] = "{}",
-    seed: Annotated[int, typer.Option(min=0, help="Of prompts and arrivals.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of prompts and arrivals.")] = 0,
     picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the figures (needs lopa[plots]).")
+        Path | None, typer.Option(metavar="FILE", help="Plot it to FILE (needs lopa[plots]).")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Offer requests to an endpoint at given rates, whether or not it keeps up.
+    """Send requests to an endpoint at given rates, whether or not it keeps up.
 
-    Arrivals are a Poisson process, and times count from when a request was due. Latency and time
-    to the first text are percentiles of the answers that were completed.
+    Arrivals are a Poisson process; times count from when a request was due. Latency and time to
+    first text are percentiles over completed requests.
     """
     offered, more = _rates(rates), _fields(body)
     if picture is not None:
@@ -65,24 +64,23 @@ def bench_serve(
         chat=chat,
         body={"max_tokens": max_tokens, **more},
     )
-    console = notes()
     found: list[Load] = []
     for rate in offered:
-        with console.status(f"{rate:g} requests/s") if console.is_terminal else nullcontext():
+        with status(f"{rate:g} requests/s"):
             load = offer(endpoint, prompts, rate=rate, seconds=seconds, seed=seed)
             found.append(asyncio.run(load))
     if picture is not None:
         try:
             draw_picture(found, str(picture))
         except ImportError as error:
-            raise LopaError(f"the picture needs {error.name}: pip install 'lopa[plots]'") from None
+            raise LopaError(f"the plot needs {error.name}: pip install 'lopa[plots]'") from None
     if as_json:
         settings = {"url": url, "model": endpoint.model, "task": task, **endpoint.body}
         print(json.dumps({**settings, "loads": [asdict(load) for load in found]}))
         return
     print(f"{endpoint.model} at {url}; {seconds:g} s of {task} at each rate")
     print("latency and first text are p50 / p95 / p99, in seconds")
-    heads = ("offered/s", "answered/s", "refused", "failed", "tokens/s", "latency", "first text")
+    heads = ("offered/s", "completed/s", "refused", "failed", "tokens/s", "latency", "first text")
     print_table(heads, [_row(load) for load in found])
 
 

@@ -1,4 +1,4 @@
-"""`lopa chat`: a conversation. Its history is what the model is given each time."""
+"""`lopa chat`: a conversation. The prompt of a turn is the whole history."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from lopa.cli.model import answer_text, encode, load
+from lopa.cli.model import encode, load, output_text
 from lopa.cli.options import (
-    AdapterOption,
-    DeviceOption,
-    DtypeOption,
-    Given,
-    ModelOption,
-    PresetOption,
-    QuantizeOption,
+    DecodeOptions,
+    ModelOptions,
     decode_config,
     with_decoding,
+    with_model,
 )
-from lopa.cli.terminal import note, one_line, safe_for, statistics
+from lopa.cli.terminal import one_line, print_note, safe_for, statistics
 from lopa.errors import LopaError
 
 if TYPE_CHECKING:
@@ -27,31 +23,24 @@ if TYPE_CHECKING:
     from lopa.engine.llm import LLM
 
 _HELP = """\
-/reset  forget the conversation
+/reset  clear the conversation
 /quit   leave (so does Ctrl-D)
 /help   this list
-Ctrl-C  stop the answer"""
+Ctrl-C  stop the reply"""
 
 
 @with_decoding()
-def chat(
-    decoding: Given,
-    model: ModelOption = None,
-    adapter: AdapterOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    quantize: QuantizeOption = None,
-    preset: PresetOption = None,
-) -> None:
-    """Talk with a model; its answers appear as they settle."""
-    config = decode_config(model, decoding, preset)
-    llm = load(model, adapter, device, dtype, quantize)
+@with_model()
+def chat(model: ModelOptions, decoding: DecodeOptions) -> None:
+    """Chat with a model; text appears as it becomes final."""
+    config = decode_config(model, decoding)
+    llm = load(model)
     interactive = sys.stdin.isatty()
     conversation = Conversation(llm, config)
-    if not conversation.remembers:
-        note("note: this model has no chat template: each line is a prompt by itself")
+    if not conversation.has_template:
+        print_note("note: this model has no chat template: each line is a prompt of its own")
     if interactive:
-        note(f"{llm.name}, decoded by {config.decoder}. /help lists the commands.")
+        print_note(f"{llm.name}, decoded by {config.decoder}. /help lists the commands.")
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 (gives input() its editing and history)
     while (line := _read_line(interactive)) is not None:
@@ -60,32 +49,32 @@ def chat(
             return
         if command == "/reset":
             conversation.reset()
-            note("the conversation is forgotten")
+            print_note("conversation cleared")
         elif command == "/help":
-            note(_HELP)
+            print_note(_HELP)
         elif command.startswith("/"):
-            note(f"there is no {one_line(command)}: /help lists the commands")
+            print_note(f"there is no {one_line(command)}: /help lists the commands")
         elif command:
             _reply(conversation, line, interactive)
 
 
 class Conversation:
-    """The messages so far. A turn that does not come to its end leaves no mark on them."""
+    """The messages so far. A turn that is interrupted or fails is not added."""
 
     def __init__(self, llm: LLM, config: DecodeConfig) -> None:
         self.llm = llm
         self.config = config
         self.messages: list[dict[str, str]] = []
-        self.remembers = llm.tokenizer is not None and llm.tokenizer.chat_template is not None
+        self.has_template = llm.tokenizer is not None and llm.tokenizer.chat_template is not None
 
     def reset(self) -> None:
         self.messages.clear()
 
-    def answer(self, line: str) -> str:
-        """Answer a line, printing what is settled as it settles; returns the figures."""
-        said = {"role": "user", "content": line}
-        if self.remembers:
-            ids = self.llm.encode([*self.messages, said])
+    def reply(self, line: str) -> str:
+        """Reply to a line, printing text as it becomes final; returns the line of statistics."""
+        message = {"role": "user", "content": line}
+        if self.has_template:
+            ids = self.llm.encode([*self.messages, message])
         else:
             ids = encode(self.llm, line, chat=False)
         terminal = sys.stdout.isatty()
@@ -94,14 +83,14 @@ class Conversation:
                 print(safe_for(terminal, event.text), end="", flush=True)
         output = event.output
         assert output is not None
-        print(answer_text(self.llm, output) if self.llm.tokenizer is None else "", flush=True)
-        if self.remembers:
-            self.messages += [said, {"role": "assistant", "content": output.text}]
+        print(output_text(self.llm, output) if self.llm.tokenizer is None else "", flush=True)
+        if self.has_template:
+            self.messages += [message, {"role": "assistant", "content": output.text}]
         return statistics(output)
 
 
 def _read_line(interactive: bool) -> str | None:
-    """The next line; None at the end."""
+    """The next line; None at the end of input."""
     if not interactive:
         line = sys.stdin.readline()
         return line.removesuffix("\n") if line else None
@@ -113,17 +102,17 @@ def _read_line(interactive: bool) -> str | None:
             return None
         except KeyboardInterrupt:
             print()
-            note("Ctrl-D or /quit leaves")
+            print_note("Ctrl-D or /quit leaves")
 
 
 def _reply(conversation: Conversation, line: str, interactive: bool) -> None:
     if not interactive:
-        note(conversation.answer(line))
+        print_note(conversation.reply(line))
         return
     try:
-        note(conversation.answer(line))
+        print_note(conversation.reply(line))
     except KeyboardInterrupt:
         print()
-        note("stopped; the turn is forgotten")
-    except LopaError as error:  # too long a conversation, say: the user can still /reset
-        note(f"error: {one_line(str(error))}")
+        print_note("stopped; this turn is not kept")
+    except LopaError as error:  # the conversation may be too long: /reset helps
+        print_note(f"error: {one_line(str(error))}")

@@ -9,22 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lopa.atomic_write import check_writable
-from lopa.cli.bench import host
+from lopa.cli.environment import environment
 from lopa.cli.model import load
 from lopa.cli.options import (
-    AdapterOption,
-    DeviceOption,
-    DtypeOption,
-    Given,
+    DecodeOptions,
     JsonOption,
-    ModelOption,
-    PresetOption,
-    QuantizeOption,
+    ModelOptions,
     decode_config,
-    default_model,
     with_decoding,
+    with_model,
 )
-from lopa.cli.sweep import progress_bar, run_sweep
+from lopa.cli.sweep import run_sweep
+from lopa.cli.terminal import progress_bar
 from lopa.errors import ConfigError
 from lopa.evaluation.protocol import PROTOCOLS
 from lopa.evaluation.public import benchmark
@@ -34,29 +30,31 @@ if TYPE_CHECKING:
 
     from lopa.evaluation.benchmark import Benchmark
 
-_LIMIT = 500  # problems of a built-in task, of which there is no end
+_LIMIT = 500  # problems of a built-in task
 _SPLIT = "eval"
 
 
 @with_decoding("seed")
+@with_model()
 def evaluate(
     task: Annotated[str, typer.Argument(help=f"words, functions, {', '.join(PROTOCOLS)}.")],
-    decoding: Given,
+    model: ModelOptions,
+    decoding: DecodeOptions,
     more: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME=V,V]...", help="More for --sweep.")
+        list[str] | None, typer.Argument(metavar="[NAME=V,V]...", help="Other axes of --sweep.")
     ] = None,
     limit: Annotated[
         int | None,
         typer.Option(
-            help=f"How many problems (default: {_LIMIT} of a task, all of a benchmark).",
+            help=f"Number of problems (default: {_LIMIT} of a task, all of a benchmark).",
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Which problems of a task; also for drawing.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of a task's problems and of sampling.")] = 0,
     split: Annotated[
         str | None,
         typer.Option(
-            help="Of a task: eval (structures of training, new numbers) or held-out (new "
+            help="Split of a task: eval (known structures, new numbers) or held-out (new "
             f"structures) (default: {_SPLIT}).",
             show_default=False,
         ),
@@ -65,26 +63,25 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Rows of a benchmark as JSON, JSON Lines or Parquet (default: those on the hub).",
+            help="Rows of a benchmark as JSON, JSON Lines or Parquet (default: from the hub).",
         ),
     ] = None,
     shots: Annotated[
         int | None,
-        typer.Option(help="Examples before a benchmark's question (default: as the paper's)."),
+        typer.Option(help="Few-shot examples of a benchmark (default: as in the paper)."),
     ] = None,
     shots_data: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Rows that the examples are drawn from (default: others of --data).",
+            help="Rows of the few-shot examples (default: others of --data).",
         ),
     ] = None,
     chat: Annotated[
         bool | None,
         typer.Option(
             "--chat/--no-chat",
-            help="Ask a benchmark through the model's chat template (default: as the paper did, "
-            "if there is one).",
+            help="Apply the model's chat template to a benchmark (default: as in the paper).",
             show_default=False,
         ),
     ] = None,
@@ -93,30 +90,23 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Every answer as JSON Lines; a run that was stopped goes on there.",
+            help="Write every sample to FILE as JSON Lines; an interrupted run resumes from it.",
         ),
     ] = None,
     sweep: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=V,V",
-            help="Every combination of these values, with AUP and pictures: branches=0,1,3,7.",
+            help="Evaluate all combinations of these values, with AUP and plots: branches=0,1,3,7.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="For --sweep: where its files go; a run that was stopped goes on there "
-            "(default: sweep-TASK).",
+            help="Folder of --sweep; an interrupted run resumes from it (default: sweep-TASK).",
         ),
     ] = None,
-    model: ModelOption = None,
-    adapter: AdapterOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    quantize: QuantizeOption = None,
-    preset: PresetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Score a decoder on a task or benchmark: accuracy, tokens per forward, tokens per second."""
@@ -151,24 +141,24 @@ def evaluate(
         for option, value in strange.items():
             if value is not None:
                 raise ConfigError(f"{option} goes with a benchmark: {', '.join(PROTOCOLS)}")
-    given = {**asked.options(decoding, preset), "seed": seed}
+    given = {**asked.options(decoding, model.preset), "seed": seed}
     if sweep:
         run_sweep(
             [*sweep, *(more or [])],
-            lambda o: decode_config(model, {**given, **o}, preset),
-            lambda: load(model, adapter, device, dtype, quantize),
+            lambda o: decode_config(model, {**given, **o}),
+            lambda: load(model),
             benchmark=asked,
             batch_size=batch_size,
             out=out,
             as_json=as_json,
         )
         return
-    config = decode_config(model, given, preset)
+    config = decode_config(model, given)
     from lopa.evaluation.evaluate import answer, report
     from lopa.evaluation.sample import SampleFile, Samples
 
-    llm = load(model, adapter, device, dtype, quantize)
-    run = {**asked.described(), "settings": config.settings(), "host": host(llm)}
+    llm = load(model)
+    run = {**asked.described(), "settings": config.settings(), "host": environment(llm)}
     kept = Samples() if samples is None else SampleFile(samples, run)
     progress, bar = progress_bar(asked.title)
     total = len(asked.exercises)
@@ -184,21 +174,21 @@ def evaluate(
         )
     found = report(asked, config, kept.of(""), batch_size)
     if as_json:
-        print(json.dumps({**found, "host": host(llm)}, ensure_ascii=False))
+        print(json.dumps({**found, "host": environment(llm)}, ensure_ascii=False))
         return
     from rich.console import Console
 
     Console(highlight=False, markup=False).print(_table(asked, found))
 
 
-def _has_template(model: str | None, chat: bool | None) -> bool:
-    """Whether to ask by chat, where the model can be asked so."""
+def _has_template(model: ModelOptions, chat: bool | None) -> bool:
+    """Whether to apply the chat template; ConfigError when there is none to apply."""
     from lopa.models.checkpoint import DUMMY
     from lopa.models.files import resolve
     from lopa.models.tokenizer import Tokenizer
 
-    name = model or default_model()
-    tokenizer = None if name.startswith(DUMMY) else Tokenizer.from_folder(resolve(name))
+    is_dummy = model.name.startswith(DUMMY)
+    tokenizer = None if is_dummy else Tokenizer.from_folder(resolve(model.name))
     has = tokenizer is not None and tokenizer.chat_template is not None
     if chat and not has:
         raise ConfigError("this model has no chat template: leave --chat out")
@@ -217,14 +207,14 @@ def _table(asked: Benchmark, found: dict[str, Any]) -> Table:
         "decoder": found["decoder"],
         "accuracy": f"{found['accuracy']:.1%}  (95 % interval {low:.1%} … {high:.1%})",
         **{f"  {name}": f"{share:.1%}" for name, share in found["scores"].items()},
-        "TPF": f"{found['tpf']:.2f}  (to the end of text, over all rounds)",
-        "TPF (paper)": f"{found['tpf_paper']:.2f}  (all that was filled, over rounds + 1)",
-        "rounds": f"{found['rounds'] / found['problems']:.1f} a problem",
+        "TPF": f"{found['tpf']:.2f}  (up to EOS, over all rounds)",
+        "TPF (paper)": f"{found['tpf_paper']:.2f}  (all filled tokens, over rounds + 1)",
+        "rounds": f"{found['rounds'] / found['problems']:.1f} per problem",
         "tokens/s": f"{found['tokens_per_second']:.1f} mean, "
         f"{found['tokens_per_second_max']:.1f} max, "
         f"{found['tokens_per_second_top10']:.1f} top 10, {after:.1f} without the first round",
         "tokens/s (paper)": f"{found['tokens_per_second_paper']:.1f}  "
-        "(all that was filled, without the first round)",
+        "(all filled tokens, without the first round)",
         "throughput": f"{found['tokens_per_second_together']:.1f} tokens/s  "
         f"({found['batch_size']} at once)",
         "latency": f"{found['latency_mean']:.2f} s mean, {found['latency_p50']:.2f} p50, "

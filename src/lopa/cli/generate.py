@@ -1,4 +1,4 @@
-"""`lopa generate`: one prompt, one answer."""
+"""`lopa generate`: decode one prompt."""
 
 from __future__ import annotations
 
@@ -11,26 +11,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lopa.atomic_write import check_writable
-from lopa.cli.model import Devices, answer_text, encode, load, read_prompt, same_for_all
+from lopa.cli.model import broadcast_text, encode, load, output_text, read_prompt
 from lopa.cli.options import (
-    AdapterOption,
-    BranchParallelOption,
     ChatOption,
-    DeviceOption,
-    DtypeOption,
-    Given,
+    DecodeOptions,
     JsonOption,
-    ModelOption,
-    PresetOption,
-    QuantizeOption,
-    RankTimeoutOption,
-    TensorParallelOption,
+    ModelOptions,
+    ParallelOptions,
     TraceOption,
     decode_config,
     with_decoding,
+    with_model,
+    with_parallel,
 )
-from lopa.cli.terminal import note, safe_for, statistics
-from lopa.distributed.launch import speaks
+from lopa.cli.terminal import print_note, safe_for, statistics
+from lopa.distributed.launch import is_main_rank
 
 if TYPE_CHECKING:
     from lopa.engine.output import Event, Output
@@ -38,47 +33,41 @@ if TYPE_CHECKING:
 
 
 @with_decoding()
+@with_parallel()
+@with_model()
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
-    decoding: Given,
-    model: ModelOption = None,
-    adapter: AdapterOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    quantize: QuantizeOption = None,
-    preset: PresetOption = None,
-    branch_parallel: BranchParallelOption = None,
-    tensor_parallel: TensorParallelOption = None,
-    rank_timeout: RankTimeoutOption = None,
+    model: ModelOptions,
+    parallel: ParallelOptions,
+    decoding: DecodeOptions,
     chat: ChatOption = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Show the rounds as they happen, on standard error.")
+        bool, typer.Option("--watch", help="Show every round live on standard error.")
     ] = False,
     trace: TraceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Answer a prompt: the text on standard output, a line of figures on standard error."""
+    """Decode a prompt: the text on standard output, a line of statistics on standard error."""
     text = read_prompt(prompt)
-    config = decode_config(model, decoding, preset)
-    if trace is not None and speaks():
+    config = decode_config(model, decoding)
+    if trace is not None and is_main_rank():
         check_writable(trace, "trace")
-    devices = Devices(branch_parallel, tensor_parallel, rank_timeout)
-    with load(model, adapter, device, dtype, quantize, devices) as llm:
-        session = llm.session(encode(llm, same_for_all(llm, text), chat), config)
-        # A pipe gets the answer whole or not at all; a terminal sees it grow.
+    with load(model, parallel) as llm:
+        session = llm.session(encode(llm, broadcast_text(llm, text), chat), config)
+        # A pipe gets the text at the end, in one piece; a terminal gets it as it becomes final.
         live = sys.stdout.isatty() and not (watch or as_json or session.tokenizer is None)
         with closing(llm.engine(max_running=1)) as engine:
             events = engine.stream(session)
             output = _watched(session, events) if watch else _run(events, live)
-    if trace is not None and speaks():
+    if trace is not None and is_main_rank():
         from lopa.trace import write
 
         write(output.trace, trace)
     if as_json:
         print(json.dumps(output.summary(), ensure_ascii=False))
         return
-    print("" if live else safe_for(sys.stdout.isatty(), answer_text(llm, output)), flush=True)
-    note(statistics(output))
+    print("" if live else safe_for(sys.stdout.isatty(), output_text(llm, output)), flush=True)
+    print_note(statistics(output))
 
 
 def _run(events: Iterator[Event], live: bool) -> Output:

@@ -1,4 +1,4 @@
-"""`lopa models` and `lopa doctor`: what there is to run, and what there is to run it on."""
+"""`lopa models` and `lopa doctor`: available models, and a check of the installation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lopa.cli.options import JsonOption, default_model
-from lopa.cli.terminal import note
+from lopa.cli.terminal import print_note
 from lopa.errors import ConfigError, LopaError
 from lopa.models.files import BUILT_IN, read_json, safetensors_header
 from lopa.version import VERSION
@@ -20,8 +20,8 @@ from lopa.version import VERSION
 if TYPE_CHECKING:
     from rich.table import Table
 
-_NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "huggingface_hub", "jinja2")
-_USEFUL = ("triton",)
+_REQUIRED = ("torch", "numpy", "safetensors", "tokenizers", "huggingface_hub", "jinja2")
+_OPTIONAL = ("triton",)
 _BF16_BYTES = 2
 
 
@@ -31,9 +31,9 @@ models = typer.Typer(invoke_without_command=True)
 @models.command("make-tiny")
 def make_tiny(
     family: Annotated[str, typer.Argument(help="A family that `lopa models` lists.")],
-    folder: Annotated[Path, typer.Argument(help="Where to write it; must not exist yet.")],
+    folder: Annotated[Path, typer.Argument(help="Output folder; must not exist yet.")],
 ) -> None:
-    """Write a checkpoint of random weights, a few kilobytes, in a family's own layout."""
+    """Write a checkpoint of random weights, a few kilobytes, in the layout of a family."""
     from lopa.models.checkpoint import write_tiny
     from lopa.models.families import FAMILIES
 
@@ -42,14 +42,14 @@ def make_tiny(
         known = ", ".join(f.name for f in FAMILIES)
         raise ConfigError(f"no family {family!r}: choose from {known}")
     if folder.exists():
-        raise ConfigError(f"{folder} exists already: choose another place")
+        raise ConfigError(f"{folder} exists already: choose another folder")
     write_tiny(found, folder)
-    note(f"wrote a tiny {family} model to {folder}")
+    print_note(f"wrote a tiny {family} model to {folder}")
 
 
 @models.callback()
 def list_models(context: typer.Context, as_json: JsonOption = False) -> None:
-    """List the families of models, published checkpoints and adapters, and dummy shapes."""
+    """List model families, published checkpoints and adapters, and dummy models."""
     if context.invoked_subcommand is not None:
         return
     from lopa.models.families import FAMILIES
@@ -109,7 +109,7 @@ def list_models(context: typer.Context, as_json: JsonOption = False) -> None:
 
 
 def doctor(as_json: JsonOption = False) -> None:
-    """Check this installation; fails only if something that is needed is broken."""
+    """Check this installation; fails only if something required is broken."""
     broken: list[str] = []
     found: dict[str, Any] = {
         "versions": {"python": platform.python_version(), "lopa": VERSION},
@@ -117,13 +117,13 @@ def doctor(as_json: JsonOption = False) -> None:
         "cpu_threads": _cpus(),
         "memory_bytes": _memory(),
     }
-    for name in _NEEDED + _USEFUL:
+    for name in _REQUIRED + _OPTIONAL:
         try:
             __import__(name)
             found["versions"][name] = metadata.version(name)
         except Exception as error:  # a broken package can fail in any way
             found["versions"][name] = None
-            if name in _NEEDED:
+            if name in _REQUIRED:
                 broken.append(f"{name}: {error}")
     if found["versions"]["torch"]:
         found |= _torch()
@@ -158,7 +158,7 @@ def doctor(as_json: JsonOption = False) -> None:
 def _report(found: dict[str, Any]) -> Table:
     table = _table("", "")
     for name, version in found["versions"].items():
-        table.add_row(name, version or ("absent (optional)" if name in _USEFUL else "broken"))
+        table.add_row(name, version or ("absent (optional)" if name in _OPTIONAL else "broken"))
     table.add_section()
     table.add_row("platform", found["platform"])
     table.add_row("CPU threads", str(found["cpu_threads"]))
@@ -167,7 +167,7 @@ def _report(found: dict[str, Any]) -> Table:
         memory = f", {_bytes(device['memory_bytes'])}" if device["memory_bytes"] else ""
         table.add_row(device["name"], device["description"] + memory)
     table.add_row("device used", found.get("default_device", "none"))
-    table.add_row("dtype used", "the checkpoint's own")
+    table.add_row("dtype used", "the checkpoint's")
     table.add_row("a round decodes", "yes" if found.get("decodes") else "no")
     table.add_section()
     table.add_row("hub", found["hub"])
@@ -211,7 +211,7 @@ def _installed(folder: Path) -> bool:
 
 
 def _cpus() -> int:
-    """Those this process may use."""
+    """Cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
@@ -244,7 +244,7 @@ def _table(*columns: str) -> Table:
     head = any(columns)
     table = Table(box=box.SIMPLE_HEAD if head else None, show_edge=False, show_header=head)
     for number, name in enumerate(columns):
-        # The first is to be copied: never broken.
+        # The first column is never wrapped, so that it can be copied.
         table.add_column(name, style="" if number else "bold", no_wrap=not number, overflow="fold")
     return table
 

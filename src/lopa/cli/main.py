@@ -1,8 +1,8 @@
-"""The `lopa` command: its subcommands, and what becomes of an error.
+"""The `lopa` command: its subcommands and its errors.
 
-An error that the user can mend is one line on standard error. Exit codes: 0 done, 1 it could not
-be run (a missing or broken model, no memory, a full disk), 2 it was asked for wrongly (an option,
-the prompt), 130 interrupted. A traceback is a bug of ours.
+An error that the user can fix is one line on standard error. Exit codes: 0 success, 1 failure (a
+missing or broken model, out of memory, a full disk), 2 wrong usage (an option, the prompt), 130
+interrupted. A traceback is a bug in lopa.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lopa.cli.race import race
 from lopa.cli.serve import ENVIRONMENT, serve
 from lopa.cli.study import study
 from lopa.cli.terminal import one_line
-from lopa.distributed.launch import launched, speaks
+from lopa.distributed.launch import is_main_rank, launch_info
 from lopa.errors import ConfigError, DeviceError, LopaError, PromptError
 from lopa.version import VERSION
 
@@ -64,13 +64,13 @@ def lopa(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, `sys.argv` unless arguments are given; returns the exit code."""
-    # A stream that the caller has closed is nowhere to write to, not an error.
+    # A stream that the caller has closed is not an error.
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    if not speaks():
+    if not is_main_rank():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        # A model may say what the terminal's encoding lacks: show it escaped rather than fail.
+        # Characters that the terminal's encoding lacks are escaped.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -80,20 +80,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except typer.TyperException as error:
         message = error.format_message()
-        if message:  # none where the help has been shown instead
+        if message:  # none where the help was printed instead
             context = getattr(error, "ctx", None)
             path = context.command_path if context else "lopa"
-            _complain(f"{message.rstrip('.')}: see {path} --help")
+            _print_error(f"{message.rstrip('.')}: see {path} --help")
         return error.exit_code
     except (ConfigError, PromptError) as error:
-        if speaks():  # every rank was asked for the same
-            _complain(str(error))
+        if is_main_rank():  # the same on every rank
+            _print_error(str(error))
         return 2
     except DeviceError as error:
-        _complain(str(error))
+        _print_error(str(error))
         return 2
     except LopaError as error:
-        _complain(str(error))
+        _print_error(str(error))
         return 1
     except (KeyboardInterrupt, typer.Abort):
         return 130
@@ -101,27 +101,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _close_pipe()
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        _complain(f"{place}{error.strerror or error}")
+        _print_error(f"{place}{error.strerror or error}")
         return 1
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
         size = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
-        _complain(
+        _print_error(
             f"out of memory{f' (tried to allocate {size[1]})' if size else ''}: try fewer "
             "branches, fewer new tokens, a shorter prompt, --dtype bfloat16 or another --device"
         )
         return 1
 
 
-def _complain(message: str) -> None:
-    launch = launched()
+def _print_error(message: str) -> None:
+    launch = launch_info()
     rank = f"rank {launch.rank}: " if launch is not None and launch.rank else ""
     print(f"{rank}error: {one_line(message)}", file=sys.stderr)
 
 
 def _close_pipe() -> int:
-    """The reader has left (`| head`): nobody is there to be told."""
+    """The reader has closed the pipe (`| head`)."""
     # Python flushes standard output once more on exit, which must not fail again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1

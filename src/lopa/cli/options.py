@@ -1,15 +1,16 @@
-"""Options that commands share. Those for decoding are made from the fields of `DecodeConfig`.
+"""Options that commands share. A decorator adds a group of them to a command.
 
-No default is written here: an option left out is None and is not passed on, so the dataclass
-decides, and the help reads from it what it would decide.
+`with_model` passes a `ModelOptions`, `with_parallel` a `ParallelOptions`, `with_decoding` a dict of
+the fields of `DecodeConfig` that were given. No default is written here: an option left out is None
+and is not passed on, so that `DecodeConfig` or `LLM` decides.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
@@ -20,7 +21,8 @@ from lopa.config import PRESETS, RANK_TIMEOUT, DecodeConfig, DecoderName
 from lopa.models.files import BUILT_IN
 from lopa.option_help import FIELDS
 
-Given: TypeAlias = Mapping[str, Any]  # the fields of DecodeConfig that were given
+DecodeOptions: TypeAlias = Mapping[str, Any]  # the fields of DecodeConfig that were given
+Command: TypeAlias = Callable[..., None]
 
 _UNTRAINED = "dummy:dream-tiny"
 
@@ -30,122 +32,160 @@ def default_model() -> str:
     return "tiny" if (BUILT_IN["tiny"] / "config.json").exists() else _UNTRAINED
 
 
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        help="tiny, a folder, a hub id, or dummy:NAME for random weights "
-        f"(default: {default_model()}).",
-        rich_help_panel="Model",
-    ),
-]
-AdapterOption = Annotated[
-    str | None,
-    typer.Option(help="PEFT LoRA to merge: a folder or a hub id.", rich_help_panel="Model"),
-]
-DeviceOption = Annotated[
-    str | None,
-    typer.Option(
-        help="cpu, cuda, cuda:1, mps, npu (default: the first accelerator, else the CPU).",
-        rich_help_panel="Model",
-    ),
-]
-DtypeOption = Annotated[
-    str | None,
-    typer.Option(
-        help="float32, bfloat16, float16, float64 (default: the checkpoint's own).",
-        rich_help_panel="Model",
-    ),
-]
-QuantizeOption = Annotated[
-    str | None,
-    typer.Option(
-        help="fp8 or int8 for the linear layers; as the dtype says by default.",
-        rich_help_panel="Model",
-    ),
-]
-PresetOption = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Settings published with the paper, the other options on top: {', '.join(PRESETS)}.",
-        rich_help_panel="Decoding",
-    ),
-]
 ChatOption = Annotated[
-    bool,
-    typer.Option(
-        "--chat", help="Put the prompt through the model's chat template as a user's message."
-    ),
+    bool, typer.Option("--chat", help="Apply the model's chat template to the prompt.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 TraceOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write every round to FILE as JSON Lines.")
 ]
 
-BranchParallelOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Replicas that share a round's branches (default: 1; under torchrun, all ranks).",
-        rich_help_panel="Devices",
-        show_default=False,
-    ),
-]
-TensorParallelOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Devices that share each replica (default: 1).",
-        rich_help_panel="Devices",
-        show_default=False,
-    ),
-]
-RankTimeoutOption = Annotated[
-    float | None,
-    typer.Option(
-        min=0.1,
-        metavar="SECONDS",
-        help=f"A rank silent, or at one thing, for longer is lost (default: {RANK_TIMEOUT:g}).",
-        rich_help_panel="Devices",
-        show_default=False,
-    ),
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Which model, how it is loaded, and its preset."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Model: tiny, a folder, a hub id, or dummy:NAME for random weights "
+            f"(default: {default_model()}).",
+            rich_help_panel="Model",
+        ),
+    ] = None
+    adapter: Annotated[
+        str | None,
+        typer.Option(help="PEFT LoRA to merge: a folder or a hub id.", rich_help_panel="Model"),
+    ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="cpu, cuda, cuda:1, mps, npu (default: the first accelerator, else the CPU).",
+            rich_help_panel="Model",
+        ),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, bfloat16, float16, float64 (default: the checkpoint's).",
+            rich_help_panel="Model",
+        ),
+    ] = None
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            help="Quantize the linear layers: fp8 or int8 (default: off).", rich_help_panel="Model"
+        ),
+    ] = None
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Settings published with the paper; other options override them: "
+            f"{', '.join(PRESETS)}.",
+            rich_help_panel="Decoding",
+        ),
+    ] = None
+
+    @property
+    def name(self) -> str:
+        return self.model or default_model()
+
+    @property
+    def llm_options(self) -> dict[str, Any]:
+        """The arguments of `LLM` that were given, beside the model."""
+        options = {
+            "adapter": self.adapter,
+            "device": self.device,
+            "dtype": self.dtype,
+            "quantize": self.quantize,
+        }
+        return {name: value for name, value in options.items() if value is not None}
 
 
-def with_decoding(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for every field of DecodeConfig but those named `without`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelOptions:
+    """How many ranks."""
 
-    The command receives what was given as its argument `decoding`.
-    """
+    branch_parallel: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Replicas that share a round's branches (default: 1; under torchrun, all ranks).",
+            rich_help_panel="Devices",
+        ),
+    ] = None
+    tensor_parallel: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Ranks that share a replica (default: 1).", rich_help_panel="Devices"
+        ),
+    ] = None
+    rank_timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            metavar="SECONDS",
+            help=f"Silence after which a rank counts as lost (default: {RANK_TIMEOUT:g}).",
+            rich_help_panel="Devices",
+        ),
+    ] = None
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        names = [name for name in FIELDS if name not in without]
+    @property
+    def ranks(self) -> int:
+        return (self.branch_parallel or 1) * (self.tensor_parallel or 1)
+
+
+def with_options(
+    argument: str, options: Iterable[inspect.Parameter], build: Callable[..., Any] = dict
+) -> Callable[[Command], Command]:
+    """Add options to a command, which receives `build(**given)` as its argument `argument`."""
+    added = list(options)
+
+    def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
-        own = [p for name, p in signature.parameters.items() if name != "decoding"]
+        own = [p for name, p in signature.parameters.items() if name != argument]
 
         @functools.wraps(command)
         def wrapped(**values: Any) -> None:
-            given = {name: values.pop(name) for name in names}
+            given = {option.name: values.pop(option.name) for option in added}
             # An option that may be repeated is an empty list when it is left out.
             given = {name: value for name, value in given.items() if value not in (None, [])}
-            command(**values, decoding=given)
+            command(**values, **{argument: build(**given)})
 
-        options = [_parameter(name) for name in names]
         wrapped.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[*own, *options]
+            parameters=[*own, *added]
         )
         return wrapped
 
     return decorate
 
 
-def decode_config(model: str | None, given: Given, preset: str | None) -> DecodeConfig:
-    """Settings that suit the model, checked before its weights are read."""
+def with_model(*without: str) -> Callable[[Command], Command]:
+    """Add the options of `ModelOptions` but those named; the argument is `model`."""
+    return with_options("model", _options_of(ModelOptions, without), ModelOptions)
+
+
+def with_parallel(*without: str) -> Callable[[Command], Command]:
+    """Add the options of `ParallelOptions` but those named; the argument is `parallel`."""
+    return with_options("parallel", _options_of(ParallelOptions, without), ParallelOptions)
+
+
+def with_decoding(*without: str) -> Callable[[Command], Command]:
+    """Add an option per field of DecodeConfig but those named; the argument is `decoding`."""
+    names = [name for name in FIELDS if name not in without]
+    return with_options(
+        "decoding", [option(n, _hints()[n], *FIELDS[n], default_of(n)) for n in names]
+    )
+
+
+def decode_config(model: ModelOptions, decoding: DecodeOptions) -> DecodeConfig:
+    """The settings for this model, checked before its weights are loaded."""
     from lopa.models.checkpoint import model_config
     from lopa.models.families import settings_for
 
-    return settings_for(model_config(model or default_model()), preset, given)
+    return settings_for(model_config(model.name), model.preset, decoding)
 
 
 def default_of(name: str) -> str:
@@ -154,27 +194,27 @@ def default_of(name: str) -> str:
     if field.default is not None:
         return "" if field.default == () else str(field.default)
     if type(None) in get_args(_hints()[name]):
-        return ""  # there is none: the option is off
-    decoders: dict[Any, list[str]] = {}  # default → who has it
+        return ""  # the option is off by default
+    decoders: dict[Any, list[str]] = {}  # default → decoders that have it
     for decoder, settings in _settings().items():
         if name in settings:
             decoders.setdefault(settings[name], []).append(decoder)
     return "; ".join(f"{', '.join(names)} {value}" for value, names in decoders.items())
 
 
-def _parameter(name: str) -> inspect.Parameter:
-    panel, line = FIELDS[name]
-    default = default_of(name)
-    hint = _hints()[name]
+def option(name: str, hint: Any, panel: str, line: str, default: str) -> inspect.Parameter:
+    """The option for a field of a dataclass."""
     parser = None
     if get_origin(hint) in (Union, UnionType):
         kinds = [kind for kind in get_args(hint) if kind is not type(None)]
-        hint = list[str] if Sequence[str] in kinds else kinds[0]  # a list: it may be repeated
+        hint = Sequence[str] if Sequence[str] in kinds else kinds[0]
         words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
         if words:  # a number, or one of these
             hint, parser = str, functools.partial(_number_or_word, words)
+    if hint in (Sequence[str], tuple[str, ...]):
+        hint = list[str]  # an option that may be repeated
     flag = "--" + name.replace("_", "-")
-    option = typer.Option(
+    info = typer.Option(
         f"{flag}/--no-{flag[2:]}" if hint is bool else flag,
         help=f"{line} (default: {default})." if default else f"{line}.",
         show_default=False,
@@ -182,12 +222,17 @@ def _parameter(name: str) -> inspect.Parameter:
         parser=parser,
         rich_help_panel=panel,
     )
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[hint | None, option],
-    )
+    return _keyword(name, Annotated[hint | None, info])
+
+
+def _options_of(group: type, without: Sequence[str]) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [_keyword(name, hint) for name, hint in hints.items() if name not in without]
+
+
+def _keyword(name: str, annotation: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=None, annotation=annotation)
 
 
 def _number_or_word(words: Sequence[str], text: str) -> int | str:
@@ -207,7 +252,7 @@ def _hints() -> dict[str, Any]:
 
 @functools.cache
 def _settings() -> dict[str, dict[str, Any]]:
-    """What each decoder does when nothing else is given."""
+    """The default settings of each decoder."""
     found = {name: DecodeConfig(decoder=name).settings() for name in get_args(DecoderName)}
     found["lopa"]["objective"] = DecodeConfig(branches="auto").objective
     return found

@@ -1,4 +1,4 @@
-"""`lopa race`: the same prompt under several decoders, a round each in turn."""
+"""`lopa race`: the same prompt with several decoders, one round of each in turn."""
 
 from __future__ import annotations
 
@@ -11,21 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from lopa.cli.model import answer_text, encode, load, read_prompt
+from lopa.cli.model import encode, load, output_text, read_prompt
 from lopa.cli.options import (
-    AdapterOption,
     ChatOption,
-    DeviceOption,
-    DtypeOption,
-    Given,
+    DecodeOptions,
     JsonOption,
-    ModelOption,
-    PresetOption,
-    QuantizeOption,
-    default_model,
+    ModelOptions,
     with_decoding,
+    with_model,
 )
-from lopa.cli.terminal import note, notes, visible
+from lopa.cli.terminal import print_note, stderr_console, visible
 from lopa.config import DecodeConfig, DecoderName, WindowName, options_of
 from lopa.errors import ConfigError
 
@@ -35,7 +30,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from lopa.cli.watch import Answer
+    from lopa.cli.watch import OutputView
     from lopa.engine.llm import LLM
     from lopa.engine.output import Event, Output
     from lopa.engine.session import Session
@@ -44,14 +39,16 @@ if TYPE_CHECKING:
 _DECODERS = get_args(DecoderName)
 _EXAMPLE = "Question: Why is the sky blue in the day and red in the evening?\nAnswer:"
 _EXAMPLE_SEED = 3
-_FRAME = 1 / 20  # seconds
-_LANE_LINES = 7  # of the answer, at most
-_TEXT_LINES = 8  # of an answer in the table; --json has all of it
+_FRAME_SECONDS = 1 / 20
+_LANE_LINES = 7  # of text in the live view, at most
+_TEXT_LINES = 8  # of text in the table, at most; --json has all of it
 
 
 @with_decoding("decoder")
+@with_model()
 def race(
-    decoding: Given,
+    model: ModelOptions,
+    decoding: DecodeOptions,
     prompt: Annotated[
         str | None,
         typer.Argument(help="The prompt; - reads standard input (default: a built-in example)."),
@@ -60,31 +57,25 @@ def race(
         str | None,
         typer.Option(
             metavar="A,B,…",
-            help="Who takes part (default: all that fit the model).",
+            help="Decoders to compare (default: all that fit the model).",
             rich_help_panel="Decoding",
         ),
     ] = None,
-    model: ModelOption = None,
-    adapter: AdapterOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    quantize: QuantizeOption = None,
-    preset: PresetOption = None,
     chat: ChatOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Decode one prompt with several decoders side by side, and compare.
+    """Decode one prompt with several decoders side by side, and compare them.
 
-    An option goes to the decoders that use it. Each is timed by itself.
+    An option goes to the decoders that use it. Each decoder is timed alone.
     """
     from lopa.models.checkpoint import model_config
 
     names = decoders.split(",") if decoders is not None else None
-    configs = configurations(names, decoding, preset, model_config(model or default_model()))
-    text = example(model, decoding.get("seed")) if prompt is None else read_prompt(prompt)
-    llm = load(model, adapter, device, dtype, quantize)
+    configs = configurations(names, decoding, model.preset, model_config(model.name))
+    text = example(model.name, decoding.get("seed")) if prompt is None else read_prompt(prompt)
+    llm = load(model)
     if prompt is None:
-        note(f"{visible(text.strip())}\n")  # who gave no prompt should see what is asked
+        print_note(f"{visible(text.strip())}\n")
     outputs = run(llm, encode(llm, text, chat), configs)
     if as_json:
         results = [output.summary() for output in outputs]
@@ -93,16 +84,16 @@ def race(
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
-    console.print(results_table(outputs, [answer_text(llm, output) for output in outputs]))
+    console.print(results_table(outputs, [output_text(llm, output) for output in outputs]))
 
 
 def configurations(
-    decoders: Sequence[str] | None, given: Given, preset: str | None, model: ModelConfig
+    decoders: Sequence[str] | None, given: DecodeOptions, preset: str | None, model: ModelConfig
 ) -> list[DecodeConfig]:
-    """Each contestant's settings: of what is given, the options that it uses.
+    """The settings of each decoder: the given options that it uses.
 
-    An option that none of them uses is an error. What a preset sets is lopa's, and the others
-    take from it what they can.
+    An option that none of them uses is an error. A preset is for lopa; the others take from it the
+    options that they use.
     """
     from lopa.models.families import family_named, settings_for
 
@@ -112,7 +103,7 @@ def configurations(
         if name not in _DECODERS:
             raise ConfigError(f"no decoder {name!r}: choose from {', '.join(_DECODERS)}")
         if names.count(name) > 1:
-            raise ConfigError(f"{name} is named twice: it can run only once")
+            raise ConfigError(f"{name} is named twice: name it once")
     window = given.get("window")
     used = {name: _used(cast(DecoderName, name), window) for name in names}
     optional = frozenset().union(*(_used(name, w) for name in _DECODERS for w in (None, window)))
@@ -130,7 +121,7 @@ def configurations(
 def _used(decoder: DecoderName, window: WindowName | None) -> frozenset[str]:
     if decoder == "lopa":
         return options_of(decoder, window)
-    return options_of(decoder) - {"window"}  # theirs is fixed
+    return options_of(decoder) - {"window"}  # its window is fixed
 
 
 def _preset_changes(preset: str | None) -> dict[str, Any]:
@@ -141,9 +132,9 @@ def _preset_changes(preset: str | None) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value != usual.get(name)}
 
 
-def example(model: str | None, seed: int | None) -> str:
-    """A prompt that suits the model: a problem of the kind the built-in one was trained on."""
-    if (model or default_model()) == "tiny":
+def example(model: str, seed: int | None) -> str:
+    """A prompt that suits the model; for the built-in one, of a task that it was trained on."""
+    if model == "tiny":
         from lopa.tasks import generate
 
         return generate("words", _EXAMPLE_SEED if seed is None else seed, "eval").prompt
@@ -151,29 +142,29 @@ def example(model: str | None, seed: int | None) -> str:
 
 
 def run(llm: LLM, prompt_ids: list[int], configs: Sequence[DecodeConfig]) -> list[Output]:
-    """Drive all contestants, a round each in turn; the time of an output is its rounds' own."""
+    """Run all decoders, one round of each in turn; the time of an output is that of its rounds."""
     from rich.live import Live
 
-    from lopa.cli.watch import Answer
+    from lopa.cli.watch import OutputView
     from lopa.engine.scheduler import Scheduler
 
-    for config in configs:  # what is paid once, at the first forward, is nobody's time
+    for config in configs:  # the one-time cost of the first forward is not timed
         with closing(llm.engine(max_running=1)) as engine:
             next(engine.stream(llm.session(prompt_ids, config)))
-    console = notes()
+    console = stderr_console()
     with ExitStack() as stack:
         lanes = []
         for config in configs:
             engine = stack.enter_context(closing(Scheduler(llm.runner, overlap=False)))
             session = llm.session(prompt_ids, config)
-            lanes.append(Lane(session, engine.stream(session), Answer.of(session)))
+            lanes.append(Lane(session, engine.stream(session), OutputView.of(session)))
         live = Live(Track(lanes), console=console, auto_refresh=False, transient=True)
         drawn = 0.0
         with live if console.is_terminal else nullcontext():
-            while not all(lane.answer.done for lane in lanes):
+            while not all(lane.view.done for lane in lanes):
                 for lane in lanes:
                     lane.step()
-                if console.is_terminal and time.monotonic() - drawn > _FRAME:
+                if console.is_terminal and time.monotonic() - drawn > _FRAME_SECONDS:
                     live.refresh()
                     drawn = time.monotonic()
     return [lane.output for lane in lanes]
@@ -181,15 +172,15 @@ def run(llm: LLM, prompt_ids: list[int], configs: Sequence[DecodeConfig]) -> lis
 
 @dataclass(slots=True)
 class Lane:
-    """A contestant."""
+    """A decoder's session and its view."""
 
     session: Session
     events: Iterator[Event]
-    answer: Answer
+    view: OutputView
 
     def step(self) -> None:
         if (event := next(self.events, None)) is not None:
-            self.answer.update(event)
+            self.view.update(event)
 
     @property
     def output(self) -> Output:
@@ -199,7 +190,7 @@ class Lane:
 
 @dataclass(slots=True)
 class Track:
-    """The live view: a panel for each contestant, two abreast where there is room."""
+    """The live view: a panel per decoder, two abreast on a wide terminal."""
 
     lanes: Sequence[Lane]
 
@@ -208,12 +199,12 @@ class Track:
 
         abreast = 2 if options.max_width >= 80 and len(self.lanes) > 1 else 1
         rows = -(-len(self.lanes) // abreast)
-        room = max(1, min(_LANE_LINES, (console.height - 1) // rows - 2))
+        line_count = max(1, min(_LANE_LINES, (console.height - 1) // rows - 2))
         grid = Table.grid(expand=True)
         for _ in range(abreast):
             grid.add_column(ratio=1)
         width = options.max_width // abreast - 4
-        texts = [lane.answer.lines(console, width, room) for lane in self.lanes]
+        texts = [lane.view.lines(console, width, line_count) for lane in self.lanes]
         height = max(text.plain.count("\n") for text in texts) + 3  # the same for all
         panels = [_panel(lane, text, height) for lane, text in zip(self.lanes, texts, strict=True)]
         for row in range(rows):
@@ -225,12 +216,12 @@ def _panel(lane: Lane, text: Text, height: int) -> Panel:
     from rich.panel import Panel
     from rich.text import Text
 
-    done = lane.answer.done
+    done = lane.view.done
     return Panel(
         text,
         title=Text(f" {lane.session.config.decoder}{' ✓' if done else ''} ", "not dim bold"),
         title_align="left",
-        subtitle=Text.assemble(" ", lane.answer.counters.text(gap="  "), " ", style="not dim"),
+        subtitle=Text.assemble(" ", lane.view.counters.text(gap="  "), " ", style="not dim"),
         subtitle_align="right",
         height=height,
         border_style="green" if done else "dim",
@@ -239,7 +230,7 @@ def _panel(lane: Lane, text: Text, height: int) -> Panel:
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """The beginning of a text, as much as fits the lines there are."""
+    """The beginning of a text, at most `_TEXT_LINES` lines."""
 
     text: str
 
@@ -254,7 +245,7 @@ class Excerpt:
 
 
 def results_table(outputs: Sequence[Output], texts: Sequence[str]) -> Table:
-    """Who did what; the best figure of each kind stands out."""
+    """A row per decoder; the best value of each column stands out."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""`lopa study`: the experiments around lookahead decoding, one command each."""
+"""`lopa study`: experiments on lookahead decoding."""
 
 from __future__ import annotations
 
@@ -13,25 +13,22 @@ from typing import Annotated, Any
 import typer
 
 from lopa.atomic_write import write_lines
-from lopa.cli.bench import be_ranks, host, prompts_of
-from lopa.cli.model import Devices, load
+from lopa.cli.bench import prompts_of, rerun_as_ranks
+from lopa.cli.environment import environment
+from lopa.cli.model import load
 from lopa.cli.options import (
-    AdapterOption,
-    BranchParallelOption,
-    DeviceOption,
-    DtypeOption,
-    Given,
+    DecodeOptions,
     JsonOption,
-    ModelOption,
-    PresetOption,
-    QuantizeOption,
+    ModelOptions,
+    ParallelOptions,
     decode_config,
-    default_model,
     with_decoding,
+    with_model,
+    with_parallel,
 )
-from lopa.cli.sweep import make_folder, progress_bar
-from lopa.cli.terminal import note, print_table
-from lopa.distributed.launch import speaks
+from lopa.cli.sweep import make_folder
+from lopa.cli.terminal import print_note, print_table, progress_bar
+from lopa.distributed.launch import is_main_rank
 from lopa.errors import ConfigError
 
 STUDIES = (
@@ -48,45 +45,42 @@ STUDIES = (
 
 
 @with_decoding("seed")
+@with_parallel("tensor_parallel", "rank_timeout")
+@with_model()
 def study(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help=f"Which one: {', '.join(STUDIES)}.")],
-    decoding: Given,
-    task: Annotated[str, typer.Option(help="words or functions.")] = "words",
-    limit: Annotated[int, typer.Option(min=1, help="How many problems.")] = 20,
-    seed: Annotated[int, typer.Option(min=0, help="Which problems; also for chance.")] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Answers decoded at once.")] = 1,
+    name: Annotated[str, typer.Argument(help=f"The study: {', '.join(STUDIES)}.")],
+    model: ModelOptions,
+    parallel: ParallelOptions,
+    decoding: DecodeOptions,
+    task: Annotated[str, typer.Option(help="Built-in task: words or functions.")] = "words",
+    limit: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of problems and sampling.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Problems decoded at once.")] = 1,
     workers: Annotated[
-        int, typer.Option(min=1, help="Processes that decode, each with a model of its own.")
+        int, typer.Option(min=1, help="Processes that decode, each with its own model.")
     ] = 1,
     report: Annotated[
-        bool, typer.Option("--report", help="Decode nothing: report what the folder has.")
+        bool, typer.Option("--report", help="Decode nothing: report on the samples in the folder.")
     ] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds that sync times.")] = 40,
+    rounds: Annotated[int, typer.Option(min=1, help="For sync: rounds to time.")] = 40,
     cost: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="For simulation: what rounds cost (study speed, bench round); may be repeated.",
+            help="For simulation: output of study speed or bench round; may be repeated.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Where its files go (default: study-TASK)."),
+        typer.Option(metavar="FOLDER", help="Output folder (default: study-TASK)."),
     ] = None,
-    model: ModelOption = None,
-    adapter: AdapterOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    quantize: QuantizeOption = None,
-    preset: PresetOption = None,
-    branch_parallel: BranchParallelOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run an experiment: its figures as JSON, its picture as PNG and SVG.
+    """Run an experiment: its results as JSON, its plot as PNG and SVG.
 
-    Answers are kept in the folder, and what is there is not decoded again: an interrupted study
-    goes on, and studies of the same problems share what they have in common.
+    Samples are kept in the folder and not decoded again: an interrupted study resumes, and studies
+    of the same problems share samples.
     """
     if name not in STUDIES:
         raise ConfigError(f"no study {name!r}: choose from {', '.join(STUDIES)}")
@@ -96,8 +90,8 @@ def study(
     from lopa.evaluation.evaluate import problems
     from lopa.tasks import ROOM
 
-    room = {} if preset or "max_new_tokens" in decoding else {"max_new_tokens": ROOM}
-    config = decode_config(model, {**room, **decoding, "seed": seed}, preset)
+    length = {} if model.preset or "max_new_tokens" in decoding else {"max_new_tokens": ROOM}
+    config = decode_config(model, {**length, **decoding, "seed": seed})
     if config.decoder != "lopa" or config.most_branches == 0:
         raise ConfigError("the studies are about lookahead: use the lopa decoder with branches")
     asked = problems(task, "eval", limit, seed)
@@ -108,23 +102,23 @@ def study(
         costs = {"costs": read_costs(cost or [])}
     elif cost:
         raise ConfigError("costs are for the study simulation: leave --cost out")
-    devices = Devices(branch_parallel) if name == "sync" else None
-    if devices is not None:
-        be_ranks(context, devices, always=True)
-    elif branch_parallel is not None:
+    on_ranks = name == "sync"
+    if on_ranks:
+        rerun_as_ranks(context, parallel, always=True)
+    elif parallel.branch_parallel is not None:
         raise ConfigError("ranks are for the study sync: leave --branch-parallel out")
     folder = make_folder(out or Path(f"study-{task}"))
-    llm = load(model, adapter, device, dtype, quantize, devices)
+    llm = load(model, parallel if on_ranks else None)
     experiment = import_module(f"lopa.studies.{name}")
     described: dict[str, Any] = {
         "task": task,
         "problems": limit,
         "seed": seed,
-        "host": host(llm) | _products(llm),
+        "host": environment(llm) | _matmul_precision(llm),
         "settings": config.settings(),
         **costs,
     }
-    if devices is not None:
+    if on_ranks:
         from lopa.distributed.rank_llm import RankLLM
 
         assert isinstance(llm, RankLLM)
@@ -134,7 +128,7 @@ def study(
 
         with closing(llm):
             findings = experiment.run(llm, prompts_of(llm, asked), changed, rounds)
-        if not speaks():
+        if not is_main_rank():
             return
     else:
         from lopa.engine.llm import LLM
@@ -144,11 +138,8 @@ def study(
 
         progress, bar = progress_bar(f"study {name}")
         file = SampleFile(folder / "samples.jsonl", described)
-        options = {"adapter": adapter, "device": device, "dtype": dtype, "quantize": quantize}
-        given = {key: value for key, value in options.items() if value is not None}
-        pool = (
-            Workers(workers, {"model": model or default_model(), **given}) if workers > 1 else None
-        )
+        options = {"model": model.name, **model.llm_options}
+        pool = Workers(workers, options) if workers > 1 else None
         usual = config.settings()
         assert isinstance(llm, LLM)
         todo = Study(llm, asked, usual, seed, file, batch_size, pool, progress, **costs)
@@ -159,11 +150,11 @@ def study(
             if pool is not None:
                 pool.close()
     command = f"lopa {shlex.join(sys.argv[1:])}"
-    _tell(name, command, described, findings, folder, as_json)
+    _write_results(name, command, described, findings, folder, as_json)
 
 
 def _report(name: str, folder: Path) -> None:
-    """What the samples on file say, on whatever machine they were made."""
+    """Report on the samples in a folder, on whatever machine they were made."""
     from lopa.evaluation.evaluate import problems
     from lopa.evaluation.sample import SampleFile, described_in
     from lopa.studies.study import Study
@@ -174,12 +165,12 @@ def _report(name: str, folder: Path) -> None:
     costs = run.get("costs", {})
     todo = Study(None, asked, run["settings"], run["seed"], SampleFile(path, run), costs=costs)
     findings = import_module(f"lopa.studies.{name}").run(todo)
-    asked_for = f"--task {run['task']} --limit {run['problems']} --seed {run['seed']}"
-    command = f"lopa study {name} {asked_for} --out {shlex.quote(str(folder))}"
-    _tell(name, command, run, findings, folder)
+    options = f"--task {run['task']} --limit {run['problems']} --seed {run['seed']}"
+    command = f"lopa study {name} {options} --out {shlex.quote(str(folder))}"
+    _write_results(name, command, run, findings, folder)
 
 
-def _tell(
+def _write_results(
     name: str,
     command: str,
     run: dict[str, Any],
@@ -196,24 +187,24 @@ def _tell(
         print(f"{run['task']} (eval), {run['problems']} problems, seed {run['seed']}")
         print_table(*experiment.table(findings))
         print(experiment.reading(findings))
-    _draw(experiment, findings, folder / name)
+    _plot(experiment, findings, folder / name)
 
 
-def _products(llm: Any) -> dict[str, str]:
-    """How products of float32 are made on a GPU, where that is a choice."""
+def _matmul_precision(llm: Any) -> dict[str, str]:
+    """TF32, where matmuls in float32 use it."""
     import torch
 
     fast = llm.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
     return {"products": "TF32"} if fast and llm.dtype == torch.float32 else {}
 
 
-def _draw(experiment: Any, findings: Any, path: Path) -> None:
+def _plot(experiment: Any, findings: Any, path: Path) -> None:
     from lopa.evaluation.plots import require_plots, save
 
     try:
         require_plots()
     except ConfigError as error:
-        note(f"figures are in {path}.json; {error}")
+        print_note(f"results are in {path}.json; {error}")
         return
-    pictures = save(experiment.draw(findings), path)
-    note(f"figures and pictures are in {path.parent}: {', '.join(p.name for p in pictures)}")
+    plots = save(experiment.draw(findings), path)
+    print_note(f"results and plots are in {path.parent}: {', '.join(p.name for p in plots)}")

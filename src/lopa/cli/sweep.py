@@ -1,16 +1,15 @@
-"""`lopa eval … --sweep`: a folder with samples, figures, pictures and a page."""
+"""`lopa eval … --sweep`: a folder with samples, a report, plots and a page."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lopa.atomic_write import write_lines
-from lopa.cli.bench import host
-from lopa.cli.terminal import note, notes, print_table
+from lopa.cli.environment import environment
+from lopa.cli.terminal import print_note, print_table, progress_bar
 from lopa.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 def run_sweep(
     words: Sequence[str],
-    configure: Callable[[Mapping[str, Any]], DecodeConfig],  # of the options of a combination
+    configure: Callable[[Mapping[str, Any]], DecodeConfig],  # options of a combination → config
     load: Callable[[], LLM],
     *,
     benchmark: Benchmark,
@@ -41,15 +40,15 @@ def run_sweep(
     folder = make_folder(out or Path(f"sweep-{benchmark.name}"))
     llm = load()
     run = {**benchmark.described(), "settings": settings}
-    file = SampleFile(folder / "samples.jsonl", run | {"host": host(llm)})
+    file = SampleFile(folder / "samples.jsonl", run | {"host": environment(llm)})
     progress, bar = progress_bar(benchmark.title)
     with bar:
         sweep.run(llm, file, batch_size, lambda: progress(len(file.samples), sweep.answers))
-    report = {**run, "host": host(llm), "batch_size": batch_size, **sweep.report(file)}
+    report = {**run, "host": environment(llm), "batch_size": batch_size, **sweep.report(file)}
     write_lines(folder / "report.json", [json.dumps(report, ensure_ascii=False, indent=1)])
-    pictures = draw_sweep(report, folder)
+    plots = draw_sweep(report, folder)
     title = benchmark.title
-    said = [
+    lines = [
         ", ".join(f"{name} {value}" for name, value in report["host"].items()),
         *(
             f"AUP {curve['aup']:.1f} along {next(iter(axes))}"
@@ -57,17 +56,17 @@ def run_sweep(
             for curve in report["curves"]
         ),
     ]
-    drawings = [path for path in pictures if path.suffix == ".svg"]
-    page = make_page(title, said, HEADS, rows(report), drawings)
+    drawings = [path for path in plots if path.suffix == ".svg"]
+    page = make_page(title, lines, HEADS, rows(report), drawings)
     write_lines(folder / "report.html", [page])
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
         return
     print(title)
     print_table(HEADS, rows(report))
-    for line in said[1:]:
+    for line in lines[1:]:
         print(line)
-    note(f"samples, figures, pictures and report.html are in {folder}")
+    print_note(f"samples, report and plots are in {folder}: see report.html")
 
 
 def make_folder(folder: Path) -> Path:
@@ -78,17 +77,3 @@ def make_folder(folder: Path) -> Path:
             f"cannot write to {folder} ({error.strerror}): choose another --out"
         ) from None
     return folder
-
-
-def progress_bar(title: str) -> tuple[Callable[[int, int], None], Any]:
-    """What to call with (done, total), and the context in which it shows on a terminal."""
-    from rich.progress import Progress
-
-    console = notes()
-    bar = Progress(console=console, transient=True)
-    job = bar.add_task(title, total=None)
-
-    def update(done: int, total: int) -> None:
-        bar.update(job, completed=done, total=total)
-
-    return update, bar if console.is_terminal else nullcontext()

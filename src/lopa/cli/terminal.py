@@ -1,14 +1,15 @@
-"""Writing to a terminal: text that a model or a stranger wrote, notes beside the answer, tables."""
+"""Writing to a terminal: untrusted text, notes on standard error, progress, tables."""
 
 from __future__ import annotations
 
 import os
 import sys
 import unicodedata
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
-from lopa.distributed.launch import speaks
+from lopa.distributed.launch import is_main_rank
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
 
 # Invisible, but part of how words (Persian) and emoji are written.
 _JOINERS = "\u200c\u200d"
-_WIDE = 160  # columns of a table that nobody looks at
+_FILE_WIDTH = 160  # columns of a table in a file or pipe
 
 
 def visible(text: str, newline: str = "\n") -> str:
-    """`text` with the characters that a terminal obeys, or hides, replaced by something to see.
+    """`text` with control and invisible characters replaced by visible ones. Tabs stay.
 
-    Escape sequences cannot move the cursor, and marks that reorder text cannot mislead. Tabs stay.
+    Escape sequences cannot move the cursor, and marks that reorder text cannot mislead.
     """
     return "".join(_visible(char, newline) for char in text)
 
@@ -48,21 +49,41 @@ def one_line(text: str) -> str:
 
 
 def safe_for(stream_is_terminal: bool, text: str) -> str:
-    """Text for standard output: a terminal gets it made visible, a file or pipe as it is."""
+    """Text for standard output: made visible on a terminal, unchanged in a file or pipe."""
     return visible(text) if stream_is_terminal else text
 
 
-def notes() -> Console:
-    """A console on standard error, where everything but the answer goes."""
+def stderr_console() -> Console:
+    """A console on standard error, where everything but the output goes."""
     from rich.console import Console
 
-    quiet = None if speaks() else open(os.devnull, "w")  # noqa: SIM115 (for the whole run)
-    return Console(stderr=True, file=quiet, highlight=False, markup=False)
+    silent = None if is_main_rank() else open(os.devnull, "w")  # noqa: SIM115 (for the whole run)
+    return Console(stderr=True, file=silent, highlight=False, markup=False)
 
 
-def note(message: str) -> None:
-    if speaks():
+def print_note(message: str) -> None:
+    if is_main_rank():
         print(message, file=sys.stderr)
+
+
+def status(message: str) -> Any:
+    """A context with a spinner on a terminal; nothing elsewhere."""
+    console = stderr_console()
+    return console.status(message) if console.is_terminal else nullcontext()
+
+
+def progress_bar(title: str) -> tuple[Callable[[int, int], None], Any]:
+    """A function to call with (done, total), and the context that shows the bar on a terminal."""
+    from rich.progress import Progress
+
+    console = stderr_console()
+    bar = Progress(console=console, transient=True)
+    task = bar.add_task(title, total=None)
+
+    def update(done: int, total: int) -> None:
+        bar.update(task, completed=done, total=total)
+
+    return update, bar if console.is_terminal else nullcontext()
 
 
 def statistics(output: Output) -> str:
@@ -90,6 +111,5 @@ def print_table(heads: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
         table.add_column(head, justify="right")
     for row in rows:
         table.add_row(*row)
-    # A file or a pipe has no width that columns would have to be squeezed into.
-    width = None if sys.stdout.isatty() else _WIDE
+    width = None if sys.stdout.isatty() else _FILE_WIDTH
     Console(highlight=False, markup=False, width=width).print(table)

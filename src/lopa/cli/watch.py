@@ -1,6 +1,6 @@
 """The live view of a run: tokens as they are filled, and the branches that competed for them.
 
-Reads events only; what a model wrote is never markup and never a control character here.
+The model's text is never treated as markup, and control characters are made visible.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from lopa.cli.terminal import notes, visible
+from lopa.cli.terminal import stderr_console, visible
 
 if TYPE_CHECKING:
     from lopa.engine.output import Event
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
     from lopa.types import Branch, Fill, Lookahead, Round
 
 MASK = "▁"
-_END_OF_TEXT = "∎"
+_EOS = "∎"
 _BLOCK_EDGE = "│"
 _AHEAD = Style(color="cyan", underline=True)
-_FRAME = 1 / 30  # seconds; a fast model makes more rounds than an eye can follow
+_FRAME_SECONDS = 1 / 30  # between refreshes
 _MAX_BRANCHES = 9  # rows of the table
-_LEAST_SURE = 0.3  # below this everything is equally red
+_LOW_CONFIDENCE = 0.3  # at this and below everything is equally red
 
 
 def confidence_style(max_prob: float) -> Style:
     """Red through yellow to green."""
-    share = min(max((max_prob - _LEAST_SURE) / (1 - _LEAST_SURE), 0.0), 1.0)
+    share = min(max((max_prob - _LOW_CONFIDENCE) / (1 - _LOW_CONFIDENCE), 0.0), 1.0)
     red, green, blue = (round(255 * x) for x in colorsys.hsv_to_rgb(share / 3, 0.65, 0.92))
     return Style(color=f"rgb({red},{green},{blue})")
 
 
 @dataclass(slots=True)
 class Counters:
-    """Figures of a run so far, tokens counted up to the end of text."""
+    """Counters of a run so far; tokens are counted up to EOS."""
 
     rounds: int = 0
     tokens: int = 0
@@ -72,17 +72,17 @@ class Counters:
         )
 
 
-class Answer:
-    """The new tokens of a run as they stand, each coloured by how it was filled."""
+class OutputView:
+    """The new tokens of a run so far, each coloured by its confidence."""
 
     def __init__(
         self,
         piece: Callable[[int], str],  # how a token is shown
         *,
-        prompt: int,  # its length, where the answer begins
+        prompt: int,  # its length, where the output begins
         mask_id: int,
         eos_ids: Collection[int],
-        block_size: int | None,  # None: the answer is not cut into blocks
+        block_size: int | None,  # None: no blocks
     ) -> None:
         self._piece = piece
         self._prompt = prompt
@@ -98,7 +98,7 @@ class Answer:
         self.done = False
 
     @classmethod
-    def of(cls, session: Session) -> Answer:
+    def of(cls, session: Session) -> OutputView:
         decoder, tokenizer = session.decoder, session.tokenizer
         canvas = session.config.window == "canvas"
         return cls(
@@ -144,12 +144,12 @@ class Answer:
                 text.append(_BLOCK_EDGE, "blue")
             piece, style = self._cell(index, token)
             word = piece.lstrip(" ")
-            text.append(" " * (len(piece) - len(word)))  # most pieces begin with their space
+            text.append(" " * (len(piece) - len(word)))  # unstyled: most pieces begin with a space
             text.append(word, style)
         return text
 
     def lines(self, console: Console, width: int, count: int) -> Text:
-        """The last `count` lines of the text at this width: where the work is."""
+        """The last `count` lines of the text at this width, where tokens are filled."""
         wrapped = self.text().wrap(console, width, overflow="fold")
         return Text("\n").join(wrapped[-count:])
 
@@ -157,10 +157,10 @@ class Answer:
         if token == self._mask_id:
             return MASK, Style(color="cyan") if index in self._next else Style(dim=True)
         if token in self._eos_ids:
-            return _END_OF_TEXT, Style(dim=True)
+            return _EOS, Style(dim=True)
         style = self._styles.get(index, Style())
         if self.done:
-            pass  # every token is as final as the next
+            pass  # all tokens are final
         elif index in self._fresh:
             style += Style(bold=True, reverse=True)
         elif index < self._committed:
@@ -179,11 +179,11 @@ class Answer:
 
 
 class Watch:
-    """Shows a session's events on a console: live on a terminal, else a line a round."""
+    """Shows a session's events on a console: live on a terminal, else one line per round."""
 
     def __init__(self, session: Session, console: Console | None = None) -> None:
-        self._console = console or notes()
-        self._answer = Answer.of(session)
+        self._console = console or stderr_console()
+        self._view = OutputView.of(session)
         self._title = session.config.decoder
         self._rows = min(session.config.most_branches + 1, _MAX_BRANCHES)
         self._round: Round | None = None
@@ -208,33 +208,31 @@ class Watch:
 
     def show(self, event: Event) -> None:
         self._round = event.round
-        self._answer.update(event)
+        self._view.update(event)
         if self._live is None:
             self._console.print(self._line(event.round), soft_wrap=True)
-        elif event.output is not None or time.monotonic() - self._drawn > _FRAME:
+        elif event.output is not None or time.monotonic() - self._drawn > _FRAME_SECONDS:
             self._live.refresh()
             self._drawn = time.monotonic()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # Two lines of frame, one of counters, one kept free so that nothing scrolls.
+        # Two lines of frame, one of counters, one left empty so that nothing scrolls.
         table = self._branches()
-        room = console.height - 4 - (self._rows + 1 if table else 0)
+        height = console.height - 4 - (self._rows + 1 if table else 0)
         yield Panel(
-            self._answer.lines(console, options.max_width - 4, max(room, 1)),
+            self._view.lines(console, options.max_width - 4, max(height, 1)),
             title=self._title,
             title_align="left",
             subtitle=_legend(),
             subtitle_align="right",
             border_style="dim",
         )
-        yield Padding(
-            Group(*([table] if table else []), self._answer.counters.text()), (0, 0, 0, 2)
-        )
+        yield Padding(Group(*([table] if table else []), self._view.counters.text()), (0, 0, 0, 2))
 
     def _branches(self) -> Table | None:
         """The branches of the last round, in rank order, the winner marked."""
         record = self._round
-        if record is None or self._rows == 1 or self._answer.done:
+        if record is None or self._rows == 1 or self._view.done:
             return None
         table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
         for name in ("", "place", "lookahead", "p", "score"):
@@ -254,7 +252,7 @@ class Watch:
                 *self._lookahead(branch),
                 ProgressBar(
                     total=1.0,
-                    completed=0.05 + 0.95 * share,  # the worst is a stub, not nothing
+                    completed=0.05 + 0.95 * share,  # the worst still has a short bar
                     width=24,
                     style="grey15",
                     complete_style="green" if won else "grey50",
@@ -262,7 +260,7 @@ class Watch:
                 ),
                 Text(f"{branch.score:.3f}", "bold green" if won else "dim"),
             )
-        for _ in range(self._rows - len(shown)):  # so that what is below stays in place
+        for _ in range(self._rows - len(shown)):  # so that the lines below do not move
             table.add_row("")
         return table
 
@@ -271,36 +269,38 @@ class Watch:
         if ahead is None:
             return Text(), Text("anchor", "dim"), Text()
         return (
-            Text(f"+{self._answer.place(ahead.position)}", "dim"),
-            Text(f"‘{self._answer.show(ahead.token)}’", "cyan"),
+            Text(f"+{self._view.place(ahead.position)}", "dim"),
+            Text(f"‘{self._view.show(ahead.token)}’", "cyan"),
             Text(f"{ahead.max_prob:.2f}", confidence_style(ahead.max_prob)),
         )
 
     def _line(self, record: Round) -> Text:
         """A round in one line of plain text."""
         ahead = record.branches[record.winner].lookahead
-        won = "anchor" if ahead is None else f"lookahead {_named(self._answer, ahead)}"
+        won = "anchor" if ahead is None else f"lookahead {_named(self._view, ahead)}"
         parts = [f"round {record.index:>4}"]
         if len(record.branches) > 1:
             parts.append(f"{won}, 1 of {len(record.branches)}")
-        parts.append(f"{self._answer.counters.tokens} tokens")
-        parts.append(" ".join(_named(self._answer, fill) for fill in record.fills) or "no fill")
+        parts.append(f"{self._view.counters.tokens} tokens")
+        parts.append(" ".join(_named(self._view, fill) for fill in record.fills) or "no fill")
         return Text("  ".join(parts))
 
 
-def _named(answer: Answer, placed: Fill | Lookahead) -> str:
-    return f"+{answer.place(placed.position)}‘{answer.show(placed.token)}’"
+def _named(view: OutputView, placed: Fill | Lookahead) -> str:
+    return f"+{view.place(placed.position)}‘{view.show(placed.token)}’"
 
 
 def _legend() -> Text:
-    scale = [("█", confidence_style(_LEAST_SURE + (1 - _LEAST_SURE) * i / 4)) for i in range(5)]
+    scale = [
+        ("█", confidence_style(_LOW_CONFIDENCE + (1 - _LOW_CONFIDENCE) * i / 4)) for i in range(5)
+    ]
     return Text.assemble(
-        " unsure ",
+        " confidence: low ",
         *scale,
-        " sure  ",
-        ("ahead", _AHEAD),
+        " high  ",
+        ("lookahead", _AHEAD),
         "  ",
         (MASK, "dim"),
-        " to come ",
+        " mask ",
         style="not dim",
     )

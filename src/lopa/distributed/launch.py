@@ -1,6 +1,6 @@
-"""How ranks come to be: a launcher such as torchrun made them, or `run_ranks` does.
+"""Ranks of a launcher such as torchrun, or of `run_ranks`.
 
-Light: the command line asks here before it imports torch.
+Imports nothing heavy: the command line needs it before torch.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LISTENING = "LOPA_LISTENING"  # rank 0's inherited socket, on which the ranks meet
-PARENT = "LOPA_PARENT"  # whose end is the ranks' end
+PARENT = "LOPA_PARENT"  # process id: the ranks end with it
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
+class LaunchInfo:
+    """Who this rank is, from the launcher's environment variables."""
+
     rank: int
     world: int
     local_rank: int
     local_world: int
 
 
-def launched() -> Launched | None:
-    """None where this is no rank of several."""
+def launch_info() -> LaunchInfo | None:
+    """None where this process is not one of several ranks."""
     try:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         local_rank = int(os.environ.get("LOCAL_RANK", rank))
@@ -35,19 +37,19 @@ def launched() -> Launched | None:
         return None
     if "MASTER_ADDR" not in os.environ or (world < 2 and PARENT not in os.environ):
         return None
-    return Launched(rank, world, local_rank, local_world)
+    return LaunchInfo(rank, world, local_rank, local_world)
 
 
-def speaks() -> bool:
-    """Whether this process may write for all: rank 0, or the only one there is."""
-    launch = launched()
+def is_main_rank() -> bool:
+    """Whether this process writes the output: rank 0, or the only process."""
+    launch = launch_info()
     return launch is None or launch.rank == 0
 
 
 def run_ranks(ranks: int, arguments: Sequence[str]) -> int:
     """Run `lopa` with these arguments as the ranks of a group; the first bad exit code, or 0.
 
-    Rank 0 speaks for all. When one fails the others are ended.
+    Rank 0 writes the output. When one fails the others are killed.
     """
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))

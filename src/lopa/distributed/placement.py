@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lopa.distributed.channel import die_with
-from lopa.distributed.launch import LISTENING, PARENT, Launched
+from lopa.distributed.launch import LISTENING, PARENT, LaunchInfo
 from lopa.distributed.mesh import Mesh, backend_for, make_store
 from lopa.errors import DeviceError
 from lopa.runner.device import choose_device
@@ -64,7 +64,7 @@ def pin_process(placement: DevicePlacement) -> torch.device:
 
 
 def join(
-    launch: Launched,
+    launch: LaunchInfo,
     *,
     branch_parallel: int | None,
     tensor_parallel: int,

@@ -1,4 +1,4 @@
-"""How to serve. The only place where the server's own defaults are written."""
+"""The server's settings. The only place where their defaults are written."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ LOG_FORMATS = ("plain", "json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What an engine process is started with. What is None is left to the engine's defaults."""
+    """What an engine process is started with. None leaves a value to the engine's defaults."""
 
     model: str
-    llm: dict[str, Any] = field(default_factory=dict)  # further arguments of `LLM`
+    llm: dict[str, Any] = field(default_factory=dict)  # other arguments of `LLM`
     preset: str | None = None
-    decoding: dict[str, Any] = field(default_factory=dict)  # defaults of requests
+    decoding: dict[str, Any] = field(default_factory=dict)  # default options of requests
     max_running: int | None = None
     token_budget: int | None = None
     max_request_tokens: int | None = None
@@ -41,17 +41,17 @@ class EngineConfig:
 class ServeConfig:
     host: str = "127.0.0.1"
     port: int = 8000
-    served_name: str | None = None  # what requests call the model
+    served_name: str | None = None  # the model's name in the API
     api_key: tuple[str, ...] = ()
     cors_origin: tuple[str, ...] = ()
-    max_queue: int = 64  # requests beyond those that the engine may run at once
+    max_queue: int = 64  # sequences that may wait beside those that run
     max_body_bytes: int = 1 << 20
-    max_choices: int = 16  # answers that one request may ask for: prompts · n
+    max_choices: int = 16  # choices of one request: prompts × n
     drain_seconds: float = 30.0
     stall_seconds: float = 300.0
-    scale_up_seconds: float = 30.0  # of more load than replicas should have
-    scale_down_seconds: float = 600.0  # of less
-    log_format: str | None = None  # plain on a terminal, else JSON
+    scale_up_seconds: float = 30.0  # of high load before a replica is added
+    scale_down_seconds: float = 600.0  # of low load before one is removed
+    log_format: str | None = None  # None: plain on a terminal, else json
 
     def __post_init__(self) -> None:
         for name, least in (("max_queue", 0), ("max_body_bytes", 1), ("max_choices", 1)):
@@ -74,7 +74,7 @@ class ServeConfig:
             raise ConfigError(f"log_format must be one of {', '.join(LOG_FORMATS)}")
 
 
-def name_of(model: str) -> str:
-    """What a model is called in the API: its own name, never a path of this machine."""
+def model_name(model: str) -> str:
+    """The model's default name in the API: a hub id, or the last part of a folder's path."""
     folder = Path(model)
     return folder.resolve().name if folder.is_dir() else model

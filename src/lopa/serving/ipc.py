@@ -1,6 +1,6 @@
-"""Messages between the API and an engine process: JSON behind a length of four bytes.
+"""Messages between the API and an engine process: JSON, preceded by its length in four bytes.
 
-JSON rather than pickle: what one end holds can never become code at the other.
+JSON and not pickle: a message can never run code in the process that reads it.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ def frame(message: Any) -> bytes:
 
 
 class Channel:
-    """The engine's end: blocking. Any thread may send; one thread receives."""
+    """The engine's side: blocking. Any thread may send; one thread receives."""
 
-    def __init__(self, end: socket.socket) -> None:
-        self._socket = end
-        self._file = end.makefile("rb")
-        self._sending = threading.Lock()
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._file = connected.makefile("rb")
+        self._send_lock = threading.Lock()
 
     def send(self, message: Any) -> None:
         data = frame(message)
-        with self._sending:
+        with self._send_lock:
             self._socket.sendall(data)
 
     def receive(self) -> Any | None:
-        """The next message; None when the other end is gone."""
+        """The next message; None when the connection is closed."""
         try:
             head = self._file.read(_LENGTH.size)
             if len(head) < _LENGTH.size:
@@ -47,7 +47,7 @@ class Channel:
 
 
 async def receive(reader: asyncio.StreamReader) -> Any | None:
-    """The API's end: the next message; None when the engine is gone, even in mid-message."""
+    """The API's side: the next message; None when the connection is closed, even in mid-message."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         return json.loads(await reader.readexactly(length))

@@ -1,7 +1,7 @@
-"""What the API asks of an engine process, and what comes back: a job, and its events in order.
+"""What the API sends to an engine process, and what comes back: a job, and its events in order.
 
-Accepted, then an Advance a round, then Finished; or Failed at any point. All of it is plain data
-that JSON can carry.
+Events: Accepted, then one Advance per round, then Finished; or Failed at any point. All of it is
+plain data that JSON can carry.
 """
 
 from __future__ import annotations
@@ -10,41 +10,40 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 FailureKind = Literal[
-    "invalid",  # the request cannot be honoured: the caller's to mend
+    "invalid",  # the request is wrong; the caller can fix it
     "engine",  # the engine failed on it
-    "lost",  # it could not be carried on after the engine was started again
-    "shutdown",  # the server is going down
+    "lost",  # it could not be resumed after a restart of the engine
+    "shutdown",  # the server is shutting down
 ]
 
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """One answer to make."""
+    """One sequence to decode: one choice of a response."""
 
     id: str
     prompt: Any  # text, chat messages or token ids
     options: dict[str, Any] = field(default_factory=dict)  # fields of DecodeConfig, as given
-    nth: int = 0  # of the answers to its prompt: added to the seed
+    seed_offset: int = 0  # added to the seed: choice i of a prompt has seed + i
     max_tokens: int | None = None  # None: the default, or what the context leaves
-    stream: bool = False  # somebody has read its events by the time of a restart
-    denoise: bool = False  # events carry the rounds in full
+    stream: bool = False  # its events are sent to the client at once
+    denoise: bool = False  # events carry trace lines
     logprobs: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class Accepted:
-    """The job can be run, and waits for its turn."""
+    """The job is valid, and waits for its turn."""
 
     prompt_tokens: int
     max_tokens: int
-    line: str | None = None  # denoise: the `run` line, as JSON
+    trace_line: str | None = None  # denoise: the `run` line, as JSON
 
 
 @dataclass(slots=True, kw_only=True)
 class Token:
-    """A final token, with the logarithm of its probability when it was filled."""
+    """A final token, with its log probability when it was filled."""
 
-    id: int
     text: str
     bytes: list[int]
     logprob: float
@@ -52,40 +51,39 @@ class Token:
 
 @dataclass(slots=True, kw_only=True)
 class Advance:
-    """A round has been run."""
+    """A round has run."""
 
     round: int
-    text: str  # what became final in it
+    text: str  # final text that it added
     filled: int  # new tokens that are no longer masks
-    settled: int  # new tokens that have become text
     seconds: float
-    rank: int  # of the winning branch: 1 is the first lookahead, 0 the anchor
-    branches: int  # rows that competed
-    tokens: list[Token] = field(default_factory=list)  # logprobs: those that became text
-    line: str | None = None  # denoise: the `round` line, as JSON
+    winner_rank: int  # of the winning branch: 1 is the first lookahead, 0 the anchor
+    branches: int  # rows that competed, the anchor included
+    tokens: list[Token] = field(default_factory=list)  # logprobs: the tokens of `text`
+    trace_line: str | None = None  # denoise: the `round` line, as JSON
 
 
 @dataclass(slots=True, kw_only=True)
 class Finished:
-    """The answer is complete."""
+    """The output is complete."""
 
     finish: str
     tokens: int
     rounds: int
     tpf: float
-    seconds: float  # spent in its rounds
-    queue_seconds: float  # waited before them
-    engine_seconds: float  # in all, from the job's coming to the end
-    line: str | None = None  # denoise: the `end` line, as JSON
+    seconds: float  # in its rounds
+    queue_seconds: float  # before the first of them
+    engine_seconds: float  # from the arrival of the job to its end
+    trace_line: str | None = None  # denoise: the `end` line, as JSON
 
 
 @dataclass(slots=True, kw_only=True)
 class Failed:
-    """There will be no answer."""
+    """There will be no output."""
 
     kind: FailureKind
     message: str
-    param: str | None = None  # the request's field that is to blame
+    param: str | None = None  # the field of the request that is wrong
 
 
 Event: TypeAlias = Accepted | Advance | Finished | Failed
@@ -99,7 +97,7 @@ def pack(event: Event) -> list[Any]:
     """[kind, fields], for JSON."""
     values = {f.name: getattr(event, f.name) for f in fields(event)}
     if isinstance(event, Advance):
-        values["tokens"] = [[t.id, t.text, t.bytes, t.logprob] for t in event.tokens]
+        values["tokens"] = [[t.text, t.bytes, t.logprob] for t in event.tokens]
     return [type(event).__name__, values]
 
 
@@ -107,8 +105,7 @@ def unpack(packed: list[Any]) -> Event:
     kind, values = packed
     if kind == "Advance":
         values["tokens"] = [
-            Token(id=i, text=text, bytes=raw, logprob=logprob)
-            for i, text, raw, logprob in values["tokens"]
+            Token(text=text, bytes=raw, logprob=logprob) for text, raw, logprob in values["tokens"]
         ]
     event: Event = _KINDS[kind](**values)
     return event

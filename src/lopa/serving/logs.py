@@ -1,4 +1,4 @@
-"""Logs: one line an event, plain for people or JSON for machines. No prompt is ever logged."""
+"""Logs: one line per event, plain text or JSON. Prompts and outputs are never logged."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 request_id: ContextVar[str | None] = ContextVar("lopa_request_id", default=None)
 
-_PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
+_STANDARD_FIELDS = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 
 
-def set_up(style: str | None) -> None:
-    """Send the logs of lopa and uvicorn to standard error."""
-    style = style or ("plain" if sys.stderr.isatty() else "json")
+def set_up(log_format: str | None) -> None:
+    """Log lopa and uvicorn to standard error."""
+    log_format = log_format or ("plain" if sys.stderr.isatty() else "json")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Json() if style == "json" else Plain())
+    handler.setFormatter(JsonFormatter() if log_format == "json" else PlainFormatter())
     for name, level in (("lopa", logging.INFO), ("uvicorn", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
@@ -26,12 +26,12 @@ def set_up(style: str | None) -> None:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    own = {k: v for k, v in vars(record).items() if k not in _PLAIN and v is not None}
+    extra = {k: v for k, v in vars(record).items() if k not in _STANDARD_FIELDS and v is not None}
     current = request_id.get()
-    return {"request_id": current, **own} if current else own
+    return {"request_id": current, **extra} if current else extra
 
 
-class Json(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = {
@@ -45,11 +45,11 @@ class Json(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-class Plain(logging.Formatter):
+class PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
-        words = " ".join(f"{k}={_short(v)}" for k, v in _fields(record).items())
-        line = f"{stamp} {record.levelname.lower():7} {record.getMessage()} {words}".rstrip()
+        pairs = " ".join(f"{k}={_short(v)}" for k, v in _fields(record).items())
+        line = f"{stamp} {record.levelname.lower():7} {record.getMessage()} {pairs}".rstrip()
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 

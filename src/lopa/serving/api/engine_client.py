@@ -1,9 +1,14 @@
-"""The API's side of an engine process: starts it, feeds it, and starts it again when it dies.
+"""The API's side of an engine process: starts it, submits jobs to it, and restarts it when it dies.
 
-A request is accepted when there is room for it, and then it is answered: if the process dies it is
-submitted again, in its order. A job that was running when several engines in a row died, and that
-got no further in between, is under suspicion: suspects are run one by one, so that the one at fault
-takes nobody else with it, and a job that has cost too many engines is given up.
+When the engine process dies `_run_once` returns, and `_supervise` restarts it. `_requeue` marks
+the jobs that it had, and `_submit_waiting` submits them to the next one, in their order;
+`RequestState` hides the rounds that were reported before. A job that was running when
+`SUSPECT_AFTER` engines in a row died, without progress in between, runs alone, so that it takes no
+other job with it; after `MAX_ATTEMPTS` it fails. A process that is silent for `stall_seconds` while
+it has jobs is killed, and then the same happens.
+
+Capacity is checked in `submit`: a job is accepted while fewer than `max_running` + `max_queue` are
+in progress. `_retry_after_seconds` estimates the `Retry-After` of the 429.
 """
 
 from __future__ import annotations
@@ -22,25 +27,26 @@ from collections import deque
 from dataclasses import asdict
 from typing import Any
 
-from lopa.serving.api.errors import check_room, loading, shutting_down
-from lopa.serving.api.request_state import Flow, Observer, Sink
+from lopa.serving.api.errors import check_capacity, loading, shutting_down
+from lopa.serving.api.request_state import Observer, RequestState, Sink
 from lopa.serving.config import EngineConfig
 from lopa.serving.ipc import frame, receive
 from lopa.serving.jobs import Failed, Finished, Job, unpack
 
-MAX_ATTEMPTS = 5  # engines that one job may cost
-SUSPECT_AFTER = 2
-_PATIENCE = 3  # starts in a row that may fail before waiting requests are told
-_SLOWEST_RESTART = 10.0  # seconds between starts that fail
-_GOODBYE = 2.0  # seconds that an engine has for going by itself
-_LOOK_EVERY = 1.0  # seconds between looks at whether the engine is stuck
-_RECENT = 64  # answers whose time makes the estimate for Retry-After
+MAX_ATTEMPTS = 5  # engines lost while a job ran, after which it fails
+SUSPECT_AFTER = 2  # engines lost while a job ran, after which it runs alone
+_MAX_LOSSES = 3  # engines lost in a row, none ready in between, after which requests fail
+_MAX_RESTART_DELAY_SECONDS = 10.0
+_EXIT_SECONDS = 2.0  # for the process to exit by itself before it is killed
+_STALL_CHECK_SECONDS = 1.0
+_RECENT_REQUESTS = 64  # whose durations make the estimate of Retry-After
+_MAX_RETRY_AFTER_SECONDS = 60
 
 log = logging.getLogger("lopa.serving")
 
 
-class Client:
-    """One engine process. Use on one event loop only."""
+class EngineClient:
+    """A backend of one engine process. Use it on one event loop only."""
 
     def __init__(
         self,
@@ -55,65 +61,65 @@ class Client:
         self.max_queue = max_queue
         self.stall_seconds = stall_seconds
         self.state = "loading"  # then ready, restarting, failed, draining, stopped
-        self.engine: dict[str, Any] = {}  # what the engine said about itself
-        self._gauges: dict[str, Any] = {}  # what it said last
+        self.engine: dict[str, Any] = {}  # the engine's description of itself; empty until ready
         self.restarts = 0
         self.pid: int | None = None
-        self.failure: tuple[str, bool] | None = None  # why the first start failed; was it misuse
-        self.gave_up = asyncio.Event()  # the first start failed
+        self.start_error: tuple[str, bool] | None = None  # (message, is a wrong option)
+        self.start_failed = asyncio.Event()  # of the first start
         self._module = module
         self._observer = observer
-        self._flows: dict[str, Flow] = {}  # accepted and not ended, oldest first
+        self._requests: dict[str, RequestState] = {}  # accepted and not ended, oldest first
+        self._engine_gauges: dict[str, Any] = {}  # as last reported
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._heard = time.monotonic()
-        self._up = False  # the engine that runs now is ready
+        self._last_message = time.monotonic()
+        self._engine_ready = False
         self._draining = False
-        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._recent_seconds: deque[float] = deque(maxlen=_RECENT_REQUESTS)
 
-    # -- what routes use ----------------------------------------------------------------------
+    # -- for routes ---------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
-        return self._up and not self._draining
+        return self._engine_ready and not self._draining
 
     @property
     def capacity(self) -> int:
         return int(self.engine.get("max_running", 0)) + self.max_queue
 
-    def flows(self) -> list[Flow]:
-        return list(self._flows.values())
+    def requests(self) -> list[RequestState]:
+        return list(self._requests.values())
 
-    def submit(self, jobs: list[Job], sink: Sink) -> list[Flow]:
+    def submit(self, jobs: list[Job], sink: Sink) -> list[RequestState]:
         if self._draining:
             raise shutting_down()
         if not self.engine:
             raise loading()
-        check_room(len(jobs), len(self._flows), self.capacity, self._retry_after())
-        flows = [Flow(job, i, sink, self._observer) for i, job in enumerate(jobs)]
-        self._flows.update((flow.job.id, flow) for flow in flows)
-        self._pump()
-        return flows
+        in_progress = len(self._requests)
+        check_capacity(len(jobs), in_progress, self.capacity, self._retry_after_seconds())
+        requests = [RequestState(job, i, sink, self._observer) for i, job in enumerate(jobs)]
+        self._requests.update((request.job.id, request) for request in requests)
+        self._submit_waiting()
+        return requests
 
-    def drop(self, flow: Flow) -> None:
-        if self._flows.pop(flow.job.id, None) is not None and flow.submitted:
-            self._send("abort", flow.job.id)
-            self._pump()
+    def abort(self, request: RequestState) -> None:
+        if self._requests.pop(request.job.id, None) is not None and request.submitted:
+            self._send("abort", request.job.id)
+            self._submit_waiting()
 
     async def refresh(self) -> None:
-        """The engine tells by itself."""
+        """Nothing to do: the engine reports after every round."""
 
     def gauges(self) -> dict[str, float | None]:
-        """What `/metrics` shows of the engine as it is."""
-        running = sum(flow.running for flow in self._flows.values())
-        used, pages = self._gauges.get("pages") or (None, None)
+        running = sum(request.running for request in self._requests.values())
+        used, pages = self._engine_gauges.get("pages") or (None, None)
         return {
             "ready": self.ready,
             "requests_running": running,
-            "requests_waiting": len(self._flows) - running,
-            "ranks_alive": self._gauges.get("ranks", 0) if self._up else 0,
+            "requests_waiting": len(self._requests) - running,
+            "ranks_alive": self._engine_gauges.get("ranks", 0) if self._engine_ready else 0,
             "engine_restarts": self.restarts,
-            "cache_tokens": self._gauges.get("cache_tokens", 0),
+            "cache_tokens": self._engine_gauges.get("cache_tokens", 0),
             "cache_pages_used": used,
             "cache_pages": pages,
         }
@@ -137,160 +143,162 @@ class Client:
         self.state = "stopped"
 
     def fail_all(self, failed: Failed) -> None:
-        for flow in self.flows():
-            self._end(flow, failed)
+        for request in self.requests():
+            self._finish(request, failed)
 
     async def _supervise(self) -> None:
-        failures = 0
+        losses = 0
         while True:
-            self._up = False
             error = await self._run_once()
-            if self._up:
-                failures = 0
-            self._up = False
+            if self._engine_ready:
+                losses = 0
+            self._engine_ready = False
             if error is not None and not self.engine:
-                self.failure, self.state = error, "failed"
-                self.gave_up.set()
+                self.start_error, self.state = error, "failed"
+                self.start_failed.set()
                 return
-            failures += 1
+            losses += 1
             self.restarts += 1
             if not self._draining:
-                self.state = "restarting" if failures < _PATIENCE else "failed"
+                self.state = "restarting" if losses < _MAX_LOSSES else "failed"
             log.error(
                 "engine lost",
-                extra={"reason": error[0] if error else "the process died", "starts": failures},
+                extra={"reason": error[0] if error else "the process died", "starts": losses},
             )
-            self._take_back()
-            if failures >= _PATIENCE:
+            self._requeue()
+            if losses >= _MAX_LOSSES:
                 self.fail_all(Failed(kind="engine", message="the engine does not start"))
-            if failures > 1:  # it died before it was ready
-                await asyncio.sleep(min(0.5 * 2**failures, _SLOWEST_RESTART))
+            if losses > 1:  # it died before it was ready
+                await asyncio.sleep(min(0.5 * 2**losses, _MAX_RESTART_DELAY_SECONDS))
 
     async def _run_once(self) -> tuple[str, bool] | None:
-        """Run a process to its end; why it could not start, if it said so."""
+        """Run a process until it ends; returns its own report of why it could not start, if any."""
         ours, theirs = socket.socketpair()
         with theirs:
-            # Not asyncio's: not every event loop can wait for processes outside the main thread.
+            # Not asyncio's subprocess: some event loops wait for processes in the main thread only.
             process = subprocess.Popen(
                 [sys.executable, "-m", self._module, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # a terminal's Ctrl-C is for the API to handle
+                start_new_session=True,  # the API handles Ctrl-C
             )
         self.pid = process.pid
         ours.setblocking(False)
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        stuck = asyncio.create_task(self._watch_for_stall())
+        stall_watch = asyncio.create_task(self._kill_when_stalled())
         try:
-            writer.write(frame(self._settings()))
+            writer.write(frame(self._engine_config()))
             while (message := await receive(reader)) is not None:
-                self._heard = time.monotonic()
+                self._last_message = time.monotonic()
                 if "log" in message:
                     log.warning("engine note", extra={"note": message["log"]})
                 if "failed" in message:
                     return message["failed"], bool(message["misuse"])
                 if "ready" in message:
-                    self._is_up(message["ready"], writer)
-                self._gauges = message.get("engine", self._gauges)
+                    self._on_ready(message["ready"], writer)
+                self._engine_gauges = message.get("engine", self._engine_gauges)
                 for job_id, *packed in message.get("events", ()):
-                    self._take(job_id, packed)
+                    self._handle_event(job_id, packed)
             return None
         finally:
             self._writer = None
-            stuck.cancel()
-            writer.close()  # which tells it to go; it may be in the middle of a long round
-            await asyncio.to_thread(_end, process)
+            stall_watch.cancel()
+            writer.close()  # tells the process to exit
+            await asyncio.to_thread(_wait_or_kill, process)
 
-    def _settings(self) -> dict[str, Any]:
-        """For an engine. What the first one measured holds for the next, or `branches="auto"`
-        would have jobs that are submitted again take another course."""
-        settings = asdict(self.config)
+    def _engine_config(self) -> dict[str, Any]:
+        """The config as a message. An engine that is restarted gets the round cost that the first
+        one measured; otherwise `branches="auto"` would decode submitted jobs differently."""
+        config = asdict(self.config)
         if cost := self.engine.get("round_cost"):
-            settings["llm"].setdefault("round_cost", cost)
-        return settings
+            config["llm"].setdefault("round_cost", cost)
+        return config
 
-    def _is_up(self, engine: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    def _on_ready(self, engine: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         self.engine = engine
         self._writer = writer
-        self._up = True
+        self._engine_ready = True
         if not self._draining:
             self.state = "ready"
         log.info("engine ready", extra={"pid": self.pid, "device": engine.get("device")})
-        self._pump()
+        self._submit_waiting()
 
-    def _take(self, job_id: str, packed: list[Any]) -> None:
-        flow = self._flows.get(job_id)
-        if flow is None:
-            return  # dropped in the meantime
+    def _handle_event(self, job_id: str, packed: list[Any]) -> None:
+        request = self._requests.get(job_id)
+        if request is None:
+            return  # aborted in the meantime
         event = unpack(packed)
         if isinstance(event, Finished | Failed):
-            self._end(flow, event)
+            self._finish(request, event)
             return
-        flow.take(event)
-        if flow.end is not None:  # it could not be carried on
-            self.drop(flow)
+        request.handle(event)
+        if request.end is not None:  # it could not be resumed
+            self.abort(request)
 
-    def _end(self, flow: Flow, event: Finished | Failed) -> None:
-        flow.take(event)
-        self._flows.pop(flow.job.id, None)
+    def _finish(self, request: RequestState, event: Finished | Failed) -> None:
+        request.handle(event)
+        self._requests.pop(request.job.id, None)
         if isinstance(event, Finished):
-            self._recent.append(flow.seconds)
-        self._pump()
+            self._recent_seconds.append(request.seconds)
+        self._submit_waiting()
 
-    def _take_back(self) -> None:
-        """The engine is gone: what it had is to be submitted again."""
-        had = [flow for flow in self.flows() if flow.submitted]
-        for flow in had[: self.engine.get("max_running")]:  # the others had not begun
-            flow.attempts += 1
-        for flow in had:
-            flow.again()
-            if flow.attempts >= MAX_ATTEMPTS:
-                message = f"the engine failed {flow.attempts} times while it worked on this request"
-                self._end(flow, Failed(kind="engine", message=message))
+    def _requeue(self) -> None:
+        """The engine is lost: its jobs wait again, or fail after too many attempts."""
+        lost = [request for request in self.requests() if request.submitted]
+        for request in lost[: self.engine.get("max_running")]:  # the others had not started
+            request.attempts += 1
+        for request in lost:
+            request.restart()
+            if request.attempts >= MAX_ATTEMPTS:
+                message = f"the engine died {request.attempts} times while it ran this request"
+                self._finish(request, Failed(kind="engine", message=message))
 
-    def _pump(self) -> None:
-        """Give the engine what it may have now."""
+    def _submit_waiting(self) -> None:
+        """Submit the jobs that wait: all of them, or a suspect alone."""
         if self._writer is None:
             return
-        suspects = [f for f in self._flows.values() if f.attempts >= SUSPECT_AFTER]
+        suspects = [r for r in self._requests.values() if r.attempts >= SUSPECT_AFTER]
         if suspects:
-            if any(flow.submitted for flow in self._flows.values()):
+            if any(request.submitted for request in self._requests.values()):
                 return
-            todo = suspects[:1]
+            waiting = suspects[:1]
         else:
-            todo = [flow for flow in self._flows.values() if not flow.submitted]
-        for flow in todo:
-            flow.give()
-            self._send("submit", asdict(flow.job))
+            waiting = [request for request in self._requests.values() if not request.submitted]
+        for request in waiting:
+            request.mark_submitted()
+            self._send("submit", asdict(request.job))
 
-    def _send(self, verb: str, what: Any) -> None:
+    def _send(self, verb: str, argument: Any) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(frame([verb, what]))
+            self._writer.write(frame([verb, argument]))
 
-    async def _watch_for_stall(self) -> None:
+    async def _kill_when_stalled(self) -> None:
         while True:
-            await asyncio.sleep(min(_LOOK_EVERY, self.stall_seconds / 4))
-            busy = self._up and any(flow.submitted for flow in self._flows.values())
-            if not busy:
-                self._heard = time.monotonic()
-            elif time.monotonic() - self._heard > self.stall_seconds and self.pid is not None:
+            await asyncio.sleep(min(_STALL_CHECK_SECONDS, self.stall_seconds / 4))
+            has_jobs = any(request.submitted for request in self._requests.values())
+            if not (self._engine_ready and has_jobs):
+                self._last_message = time.monotonic()
+            elif (
+                time.monotonic() - self._last_message > self.stall_seconds and self.pid is not None
+            ):
                 log.error("engine stuck", extra={"pid": self.pid, "seconds": self.stall_seconds})
-                self._heard = time.monotonic()
+                self._last_message = time.monotonic()
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGKILL)
 
-    def _retry_after(self) -> int:
-        """Seconds until there is likely to be room: what an answer takes, over those at once."""
-        if not self._recent:
+    def _retry_after_seconds(self) -> int:
+        """Until a slot is likely to be free: the mean duration of a request over `max_running`."""
+        if not self._recent_seconds:
             return 1
-        usual = sum(self._recent) / len(self._recent)
-        return max(1, min(60, math.ceil(usual / int(self.engine["max_running"]))))
+        mean = sum(self._recent_seconds) / len(self._recent_seconds)
+        seconds = math.ceil(mean / int(self.engine["max_running"]))
+        return max(1, min(_MAX_RETRY_AFTER_SECONDS, seconds))
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """See a process out, and whatever it has started."""
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process to exit, then kill it and all that it started."""
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_GOODBYE)
+        process.wait(_EXIT_SECONDS)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,4 +1,7 @@
-"""Errors in the format of OpenAI's API, which its clients turn into exceptions of their own."""
+"""Errors in the format of OpenAI's API, which its clients turn into their own exceptions.
+
+`check_capacity` makes the 429. Its `retry_after` comes from `EngineClient._retry_after_seconds`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """What the caller is told, with its HTTP status."""
+    """An HTTP status and what the client is told."""
 
     def __init__(
         self,
@@ -61,8 +64,12 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, self.headers)
 
     async def __call__(self, scope: Scope, send: Send) -> None:
-        """Answer a request with it, below any route."""
-        await self.response()(scope, _nothing, send)
+        """Send it from a middleware, outside of any route."""
+        await self.response()(scope, _no_receive, send)
+
+
+async def _no_receive() -> Message:
+    return {"type": "http.disconnect"}
 
 
 def shutting_down() -> ApiError:
@@ -74,21 +81,16 @@ def loading() -> ApiError:
     return ApiError(503, message, code="loading", retry_after=2)
 
 
-def check_room(asked: int, in_line: int, capacity: int, retry_after: int) -> None:
-    """ApiError when more answers are asked for than there is room for, now or ever."""
-    if asked > capacity:
-        message = f"{asked} answers are asked for at once: ask for {capacity} or fewer"
-        raise ApiError(400, message)
-    if in_line + asked > capacity:
-        message = f"{in_line} requests are in line already: try again later"
+def check_capacity(new: int, in_progress: int, capacity: int, retry_after: int) -> None:
+    """Raise 429 when `new` sequences do not fit now, 400 when they never will."""
+    if new > capacity:
+        raise ApiError(400, f"{new} choices are more than the {capacity} that fit: ask for fewer")
+    if in_progress + new > capacity:
+        message = f"the server is at capacity ({in_progress} in progress): try again later"
         raise ApiError(429, message, code="queue_full", retry_after=retry_after)
 
 
-async def _nothing() -> Message:
-    return {"type": "http.disconnect"}
-
-
-def of_failure(failed: Failed) -> ApiError:
+def error_for(failed: Failed) -> ApiError:
     if failed.kind == "invalid":
         return ApiError(400, failed.message, param=failed.param, code="invalid_value")
     if failed.kind == "shutdown":

@@ -1,4 +1,4 @@
-"""For those who run the server: is it up, what is it doing, and how has it been doing."""
+"""`/health`, `/metrics` and `/slots`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lopa.serving.api.metrics import Metrics
 from lopa.serving.api.request_state import Backend
 
 
-class Operations:
+class HealthEndpoints:
     def __init__(self, backend: Backend, metrics: Metrics) -> None:
         self.backend = backend
         self._metrics = metrics
@@ -20,7 +20,7 @@ class Operations:
         self.router.get("/health/live", summary="Is the process up?")(self.live)
         for path, route in (("", self.ready), ("/ready", self.ready), ("/live", self.live)):
             self.router.head(f"/health{path}", include_in_schema=False)(route)
-        self.router.get("/metrics", summary="For Prometheus")(self.metrics)
+        self.router.get("/metrics", summary="Prometheus metrics")(self.metrics)
         self.router.get("/slots", summary="What each request is doing")(self.slots)
 
     async def ready(self) -> JSONResponse:
@@ -37,4 +37,4 @@ class Operations:
         return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def slots(self) -> JSONResponse:
-        return JSONResponse({"slots": [flow.describe() for flow in self.backend.flows()]})
+        return JSONResponse({"slots": [request.describe() for request in self.backend.requests()]})

@@ -1,4 +1,4 @@
-"""What Prometheus reads at `/metrics`. One registry a server, so that tests can have many."""
+"""The Prometheus metrics of `/metrics`. A registry per server, so that tests can have several."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from lopa.serving.jobs import Advance, Failed, Finished
 
 if TYPE_CHECKING:
-    from lopa.serving.api.request_state import Backend, Flow
+    from lopa.serving.api.request_state import Backend, RequestState
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TOKENS = (1, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30)
 
 
 class Metrics:
-    """An observer of flows; the state of the engine is read from the backend when asked for."""
+    """An observer of requests. Gauges are read from the backend when they are asked for."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
@@ -26,68 +26,71 @@ class Metrics:
             "lopa_requests", "HTTP requests", ["method", "path", "status"], registry=registry
         )
         self.rejected = Counter(
-            "lopa_requests_rejected", "Requests refused for want of room", registry=registry
+            "lopa_requests_rejected", "HTTP requests refused with 429", registry=registry
         )
-        self.answers = Counter("lopa_answers", "Answers by their end", ["end"], registry=registry)
-        self.dropped = Counter(
-            "lopa_answers_dropped", "Answers whose client went away", registry=registry
+        self.ended_requests = Counter(
+            "lopa_answers", "Sequences by why they ended", ["end"], registry=registry
+        )
+        self.aborted = Counter(
+            "lopa_answers_dropped", "Sequences whose client disconnected", registry=registry
         )
         self.replica_jobs = Counter(
-            "lopa_replica_jobs", "Answers given to a replica", ["replica"], registry=registry
+            "lopa_replica_jobs", "Sequences submitted to a replica", ["replica"], registry=registry
         )
         self.retried = Counter(
             "lopa_replica_jobs_retried",
-            "Answers whose replica was lost, given to another",
+            "Sequences submitted again because their replica was lost",
             registry=registry,
         )
         self.tokens = Counter(
-            "lopa_tokens_committed", "Tokens of finished answers", registry=registry
+            "lopa_tokens_committed", "Tokens of finished sequences", registry=registry
         )
-        self.rounds = Counter("lopa_rounds", "Rounds, each answer's counted", registry=registry)
+        self.rounds = Counter("lopa_rounds", "Rounds, counted per sequence", registry=registry)
         self.wins = Counter(
-            "lopa_branch_wins", "Rounds by the branch that won", ["rank"], registry=registry
+            "lopa_branch_wins", "Rounds by rank of the branch that won", ["rank"], registry=registry
         )
         self.tpf = Histogram(
             "lopa_tokens_per_forward",
-            "Tokens per forward of finished answers",
+            "Tokens per forward of finished sequences",
             buckets=_TOKENS,
             registry=registry,
         )
-        self.round_seconds = _seconds("lopa_round_seconds", "Time of a round", registry)
-        self.queue_seconds = _seconds("lopa_queue_seconds", "Wait before the first round", registry)
-        self.first_text = _seconds(
-            "lopa_time_to_first_token_seconds", "From request to the first final text", registry
+        self.round_seconds = _seconds("lopa_round_seconds", "Duration of a round", registry)
+        self.queue_seconds = _seconds(
+            "lopa_queue_seconds", "Time in the queue, before the first round", registry
         )
-        self.answer_seconds = _seconds(
-            "lopa_answer_seconds", "From request to the end of an answer", registry
+        self.first_text_seconds = _seconds(
+            "lopa_time_to_first_token_seconds", "From the request to its first final text", registry
         )
-
+        self.request_seconds = _seconds(
+            "lopa_answer_seconds", "From the request to the end of a sequence", registry
+        )
         self.overhead = _seconds(
             "lopa_api_overhead_seconds",
-            "From a request's last byte to its answer's, less the time in the engine",
+            "From the last byte of a request to that of its response, less the time in the engine",
             registry,
         )
 
     def watch(self, backend: Backend) -> None:
-        self.registry.register(_State(backend))
+        self.registry.register(_BackendGauges(backend))
 
-    def advanced(self, flow: Flow, event: Advance) -> None:
+    def advanced(self, request: RequestState, event: Advance) -> None:
         self.rounds.inc()
         self.round_seconds.observe(event.seconds)
         if event.branches > 1:
-            self.wins.labels(str(event.rank) if event.rank else "anchor").inc()
+            self.wins.labels(str(event.winner_rank) if event.winner_rank else "anchor").inc()
 
-    def ended(self, flow: Flow, event: Finished | Failed) -> None:
+    def ended(self, request: RequestState, event: Finished | Failed) -> None:
         if isinstance(event, Failed):
-            self.answers.labels(event.kind).inc()
+            self.ended_requests.labels(event.kind).inc()
             return
-        self.answers.labels(event.finish).inc()
+        self.ended_requests.labels(event.finish).inc()
         self.tokens.inc(event.tokens)
         self.tpf.observe(event.tpf)
         self.queue_seconds.observe(event.queue_seconds)
-        self.answer_seconds.observe(flow.seconds)
-        if flow.first_text is not None:
-            self.first_text.observe(flow.first_text)
+        self.request_seconds.observe(request.seconds)
+        if request.first_text_seconds is not None:
+            self.first_text_seconds.observe(request.first_text_seconds)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
@@ -97,8 +100,8 @@ def _seconds(name: str, what: str, registry: CollectorRegistry) -> Histogram:
     return Histogram(name, what, buckets=_SECONDS, registry=registry)
 
 
-class _State:
-    """Gauges, read at the moment they are asked for."""
+class _BackendGauges:
+    """Read when `/metrics` is asked for."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -117,13 +120,13 @@ class _State:
 
 
 _GAUGES = {
-    "ready": "1 when requests are taken",
-    "requests_running": "Answers in the engine's rounds",
-    "requests_waiting": "Answers that wait for their turn",
-    "ranks_alive": "Processes of the engine that are up",
-    "replicas": "Replicas of the engine that may be used",
-    "engine_restarts": "Engines that were lost and started again",
-    "cache_tokens": "Tokens that the cache is held for",
-    "cache_pages_used": "Pages of the cache that are held",
-    "cache_pages": "Pages of the cache in all",
+    "ready": "1 when requests are accepted",
+    "requests_running": "Sequences that run",
+    "requests_waiting": "Sequences that wait",
+    "ranks_alive": "Ranks of the engine that are up",
+    "replicas": "Replicas that are up",
+    "engine_restarts": "Restarts of the engine process",
+    "cache_tokens": "Tokens that the cache is reserved for",
+    "cache_pages_used": "Pages of the cache in use",
+    "cache_pages": "Pages of the cache",
 }

@@ -1,6 +1,6 @@
-"""What every request goes through, outermost first: id and log line, API key, size of the body.
+"""Middleware, outermost first: request id and log line, API keys, size of the body.
 
-Plain ASGI, so that a client that goes away is seen by the route that works for it.
+Plain ASGI, so that a route sees its client disconnect.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from lopa.serving.api.metrics import Metrics
 
 log = logging.getLogger("lopa.serving")
 
-_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_QUIET = ("/health", "/metrics", "/slots")  # asked for all the time
-# What anybody may see: whether the server is up, and the page, which asks for a key itself.
-_OPEN = re.compile(r"/health(/.*)?|/|/playground(/.*)?|/openapi\.json|/favicon\.ico")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_POLLED = ("/health", "/metrics", "/slots")  # logged at debug level only
+# Paths without a key: health, and the page, which asks for the key itself.
+_PUBLIC = re.compile(r"/health(/.*)?|/|/playground(/.*)?|/openapi\.json|/favicon\.ico")
 
 
-class Identified:
-    """Gives a request its id (the client's own, if it is plain) and writes its log line."""
+class RequestId:
+    """Gives a request its id (the client's, if it is plain) and writes its log line.
+
+    Routes add to the line through `request.state.log_fields`.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -42,11 +45,11 @@ class Identified:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        own = given if _ID.fullmatch(given) else uuid.uuid4().hex
-        logs.request_id.set(own)
-        notes: dict[str, Any] = {}
-        scope.setdefault("state", {})["notes"] = notes
-        began = written = time.perf_counter()
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        logs.request_id.set(request_id)
+        log_fields: dict[str, Any] = {}
+        scope.setdefault("state", {})["log_fields"] = log_fields
+        arrived = written = time.perf_counter()
         received: float | None = None  # the last byte of the request
         status = 0
 
@@ -61,7 +64,7 @@ class Identified:
             nonlocal status, written
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = own
+                MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
             written = time.perf_counter()
 
@@ -73,19 +76,19 @@ class Identified:
                 await ApiError(500, "the server failed; its log says why")(scope, send_with_id)
         finally:
             route = scope.get("route")
-            path = getattr(route, "path", None) or "unknown"  # never what a stranger made up
+            path = getattr(route, "path", None) or "unknown"  # never a path that a client made up
             self._metrics.requests.labels(_method(scope), path, str(status)).inc()
-            if "engine_seconds" in notes and received is not None:  # an answer was made
-                self._metrics.overhead.observe(written - received - notes["engine_seconds"])
-            level = logging.DEBUG if scope["path"].startswith(_QUIET) else logging.INFO
+            if "engine_seconds" in log_fields and received is not None:  # all jobs finished
+                self._metrics.overhead.observe(written - received - log_fields["engine_seconds"])
+            level = logging.DEBUG if scope["path"].startswith(_POLLED) else logging.INFO
             line = {
                 "method": scope["method"],
                 "path": scope["path"],
                 "status": status,
-                "seconds": round(time.perf_counter() - began, 6),
+                "seconds": round(time.perf_counter() - arrived, 6),
                 "client": (scope.get("client") or (None,))[0],
             }
-            log.log(level, "request", extra={**line, **notes})
+            log.log(level, "request", extra={**line, **log_fields})
 
 
 def _method(scope: Scope) -> str:
@@ -93,15 +96,15 @@ def _method(scope: Scope) -> str:
     return scope["method"] if scope["method"] in known else "other"
 
 
-class Keys:
-    """Lets in whoever shows a key. Comparing takes the same time however much of one is right."""
+class ApiKeys:
+    """Refuses requests without a valid key. Keys are compared in constant time."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not (self._may_pass(scope) or self._knows(scope)):
+        if scope["type"] == "http" and not (_is_public(scope) or self._has_key(scope)):
             error = ApiError(
                 401,
                 "a valid API key is needed: send it as Authorization: Bearer KEY",
@@ -112,41 +115,42 @@ class Keys:
             return
         await self._app(scope, receive, send)
 
-    def _may_pass(self, scope: Scope) -> bool:
-        return _OPEN.fullmatch(scope["path"]) is not None or scope["method"] == "OPTIONS"
-
-    def _knows(self, scope: Scope) -> bool:
+    def _has_key(self, scope: Scope) -> bool:
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         given = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
-        found = [hmac.compare_digest(given, digest) for digest in self._digests]  # all of them
+        found = [hmac.compare_digest(given, digest) for digest in self._digests]  # no early exit
         return scheme.lower() == "bearer" and any(found)
 
 
-class Limited:
-    """Refuses a body that is too large, before and while it is read."""
+def _is_public(scope: Scope) -> bool:
+    return _PUBLIC.fullmatch(scope["path"]) is not None or scope["method"] == "OPTIONS"
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
+
+class BodyLimit:
+    """Refuses a body that is too large, by its Content-Length or while it is read."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
-        self._most = most
+        self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        message = f"the body is larger than {self._most} bytes: send less"
-        said = Headers(scope=scope).get("content-length", "")
-        if said.isascii() and said.isdigit() and int(said[:20]) > self._most:
+        message = f"the body is larger than {self._max_bytes} bytes: send less"
+        length = Headers(scope=scope).get("content-length", "")
+        if length.isascii() and length.isdigit() and int(length[:20]) > self._max_bytes:
             await ApiError(413, message, code="body_too_large")(scope, send)
             return
         read = 0
 
-        async def receive_some() -> Message:
+        async def receive_limited() -> Message:
             nonlocal read
             part = await receive()
             if part["type"] == "http.request":
                 read += len(part.get("body", b""))
-                if read > self._most:
+                if read > self._max_bytes:
                     raise HTTPException(413, message)
             return part
 
-        await self._app(scope, receive_some, send)
+        await self._app(scope, receive_limited, send)

@@ -1,4 +1,9 @@
-"""OpenAI's endpoints: models, completions and chat completions, whole or as a stream of events."""
+"""OpenAI's endpoints: models, completions and chat completions, complete or as a stream.
+
+The 429 path: `_respond` makes a `RequestContext`, which calls `Backend.submit`; that calls
+`errors.check_capacity` with the seconds of `Retry-After` from `EngineClient._retry_after_seconds`
+(one second in a `ReplicaPool`). The capacity is `max_running` + `max_queue` sequences.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +11,27 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import closing
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from lopa.serving.api.errors import ApiError, of_failure
+from lopa.serving.api.errors import ApiError, error_for
 from lopa.serving.api.metrics import Metrics
-from lopa.serving.api.request_context import Exchange, Gone
+from lopa.serving.api.request_context import ClientDisconnected, RequestContext
 from lopa.serving.api.request_state import Backend
-from lopa.serving.api.responses import Chat, Shape, Text
+from lopa.serving.api.responses import ChatFormat, ResponseFormat, TextFormat
 from lopa.serving.api.schemas import ChatRequest, CompletionRequest
 from lopa.serving.jobs import Accepted, Advance, Failed, Finished, Job
 
 DONE = "[DONE]"
-_GONE = 499  # nobody reads it; for the log
+_CLIENT_CLOSED = 499  # never sent; for the log
 
 
 class Endpoints:
-    """The routes and what they work with."""
+    """The routes of `/v1`."""
 
     def __init__(self, backend: Backend, metrics: Metrics, model: str, max_choices: int) -> None:
         self.backend = backend
@@ -34,10 +40,10 @@ class Endpoints:
         self.max_choices = max_choices
         self._created = int(time.time())
         self.router = APIRouter(prefix="/v1")
-        self.router.get("/models", summary="What is served")(self.models)
+        self.router.get("/models", summary="The model that is served")(self.models)
         self.router.get("/models/{name:path}", summary="One model")(self.one_model)
-        self.router.post("/completions", summary="Go on from a prompt")(self.completions)
-        self.router.post("/chat/completions", summary="Answer a conversation")(self.chat)
+        self.router.post("/completions", summary="Continue a prompt")(self.completions)
+        self.router.post("/chat/completions", summary="Reply to a conversation")(self.chat)
 
     async def models(self) -> JSONResponse:
         return JSONResponse({"object": "list", "data": [self._card()]})
@@ -46,11 +52,11 @@ class Endpoints:
         self._check_model(name)
         return JSONResponse(self._card())
 
-    async def completions(self, body: CompletionRequest, request: Request) -> Response:
-        return await self._answer(body, request, Text)
+    async def completions(self, body: CompletionRequest, raw_request: Request) -> Response:
+        return await self._respond(body, raw_request, TextFormat)
 
-    async def chat(self, body: ChatRequest, request: Request) -> Response:
-        return await self._answer(body, request, Chat)
+    async def chat(self, body: ChatRequest, raw_request: Request) -> Response:
+        return await self._respond(body, raw_request, ChatFormat)
 
     def _card(self) -> dict[str, Any]:
         return {"id": self.model, "object": "model", "created": self._created, "owned_by": "lopa"}
@@ -64,49 +70,52 @@ class Endpoints:
                 code="model_not_found",
             )
 
-    async def _answer(
-        self, body: CompletionRequest | ChatRequest, request: Request, shape_of: type[Shape]
+    async def _respond(
+        self,
+        body: CompletionRequest | ChatRequest,
+        raw_request: Request,
+        format_type: type[ResponseFormat],
     ) -> Response:
         self._check_model(body.model)
         prompts = body.prompts()
         body.check(self.max_choices, len(prompts))
-        response_id = f"{shape_of.prefix}-{uuid.uuid4().hex}"
-        notes = request.state.notes
-        notes["id"], notes["user"] = response_id, body.user
+        response_id = f"{format_type.prefix}-{uuid.uuid4().hex}"
+        log_fields = raw_request.state.log_fields
+        log_fields["id"], log_fields["user"] = response_id, body.user
         jobs = self._jobs(body, prompts, response_id)
-        shape = shape_of(response_id, self.model, body.wants_logprobs)
+        response_format = format_type(response_id, self.model, body.wants_logprobs)
         try:
-            exchange = Exchange(self.backend, self.metrics, jobs, request.receive)
+            context = RequestContext(self.backend, self.metrics, jobs, raw_request.receive)
         except ApiError as error:
             if error.status == 429:
                 self.metrics.rejected.inc()
             raise
         try:
-            accepted = await exchange.accepted()
-            notes["prompt_tokens"] = sum(a.prompt_tokens for a in accepted[:: body.n or 1])
+            accepted = await context.accepted()
+            log_fields["prompt_tokens"] = sum(a.prompt_tokens for a in accepted[:: body.n or 1])
             if body.stream:
-                events = _denoised if body.denoise else _texts
-                return EventStream(exchange, events(exchange, shape, body), notes)
-            with exchange:
-                flows = await exchange.results()
-            whole = shape.whole(flows, body.n or 1)
+                lines = (_trace_lines if body.denoise else _chunks)(context, response_format, body)
+                return EventStream(context, lines, log_fields)
+            with closing(context):
+                requests = await context.results()
+            response = response_format.response(requests, body.n or 1)
         except ApiError as error:
-            exchange.close()
-            if error.param == "prompt" and shape_of is Chat:
+            context.close()
+            if error.param == "prompt" and format_type is ChatFormat:
                 error.param = "messages"
             raise
-        except Gone:
-            return Response(status_code=_GONE)
+        except ClientDisconnected:
+            return Response(status_code=_CLIENT_CLOSED)
         except BaseException:
-            exchange.close()
+            context.close()
             raise
-        _note_ends(exchange, notes)
-        return JSONResponse(whole)
+        _log_results(context, log_fields)
+        return JSONResponse(response)
 
     def _jobs(
         self, body: CompletionRequest | ChatRequest, prompts: list[Any], response_id: str
     ) -> list[Job]:
-        """One job an answer: those to the same prompt differ by their seed."""
+        """One job per choice; those of the same prompt differ by their seed."""
         options, limit, count = body.options(), body.limit(), body.n or 1
         several = len(prompts) * count > 1
         jobs = []
@@ -117,7 +126,7 @@ class Endpoints:
                         id=f"{response_id}-{number * count + i}" if several else response_id,
                         prompt=prompt,
                         options=options,
-                        nth=i,
+                        seed_offset=i,
                         max_tokens=limit,
                         stream=bool(body.stream),
                         denoise=body.denoise,
@@ -127,68 +136,68 @@ class Endpoints:
         return jobs
 
 
-async def _texts(
-    exchange: Exchange, shape: Shape, body: CompletionRequest | ChatRequest
+async def _chunks(
+    context: RequestContext, response_format: ResponseFormat, body: CompletionRequest | ChatRequest
 ) -> AsyncIterator[str]:
-    """Final text, in order."""
-    counted = body.stream_options is not None and bool(body.stream_options.include_usage)
+    """Final text in order, as chunks of OpenAI's API; an empty line when there is none for long."""
+    with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
 
     def line(chunk: dict[str, Any]) -> str:
-        return json.dumps({**chunk, "usage": None} if counted else chunk, ensure_ascii=False)
+        return json.dumps({**chunk, "usage": None} if with_usage else chunk, ensure_ascii=False)
 
-    for flow in exchange.flows:
-        if (opening := shape.opening(flow.index)) is not None:
-            yield line(opening)
-    async for found in exchange.events():
+    for request in context.requests:
+        if (first := response_format.first_chunk(request.index)) is not None:
+            yield line(first)
+    async for found in context.events():
         if found is None:
             yield ""
             continue
         index, event = found
         if isinstance(event, Advance) and (event.text or event.tokens):
-            yield line(shape.chunk(index, event.text, event.tokens))
+            yield line(response_format.chunk(index, event.text, event.tokens))
         elif isinstance(event, Finished):
-            yield line(shape.chunk(index, end=event))
+            yield line(response_format.chunk(index, end=event))
         elif isinstance(event, Failed):
-            yield json.dumps(of_failure(event).body())
+            yield json.dumps(error_for(event).body())
             return
-    if counted:
-        yield json.dumps(shape.usage_chunk(exchange.flows, body.n or 1))
+    if with_usage:
+        yield json.dumps(response_format.usage_chunk(context.requests, body.n or 1))
 
 
-async def _denoised(
-    exchange: Exchange, shape: Shape, body: CompletionRequest | ChatRequest
+async def _trace_lines(
+    context: RequestContext, response_format: ResponseFormat, body: CompletionRequest | ChatRequest
 ) -> AsyncIterator[str]:
-    """Every round, in the form of a trace's lines."""
-    async for found in exchange.events():
+    """Every round, as the lines of a trace; an empty line when there is none for long."""
+    async for found in context.events():
         if found is None:
             yield ""
             continue
         event = found[1]
         if isinstance(event, Failed):
-            yield json.dumps({"type": "error", **of_failure(event).body()})
-        elif isinstance(event, Accepted | Advance | Finished) and event.line is not None:
-            yield event.line
+            yield json.dumps({"type": "error", **error_for(event).body()})
+        elif isinstance(event, Accepted | Advance | Finished) and event.trace_line is not None:
+            yield event.trace_line
 
 
 class EventStream(Response):
-    """Server-sent events; an empty line from the source is a sign of life. Ends with [DONE]."""
+    """Server-sent events; an empty line becomes a comment. Ends with [DONE]."""
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, exchange: Exchange, lines: AsyncIterator[str], notes: dict[str, Any]
+        self, context: RequestContext, lines: AsyncIterator[str], log_fields: dict[str, Any]
     ) -> None:
         super().__init__(
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
             media_type=self.media_type,
         )
         del self.headers["content-length"]
-        self._exchange = exchange
+        self._context = context
         self._lines = lines
-        self._notes = notes
+        self._log_fields = log_fields
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._exchange:
+        with closing(self._context):
             try:
                 await send(
                     {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
@@ -196,24 +205,24 @@ class EventStream(Response):
                 async for line in self._lines:
                     await _send_part(send, f"data: {line}\n\n" if line else ": waiting\n\n")
                 await _send_part(send, f"data: {DONE}\n\n", more=False)
-            except Gone:
-                self._notes["finish"] = "gone"
+            except ClientDisconnected:
+                self._log_fields["finish"] = "gone"
                 return
-        _note_ends(self._exchange, self._notes)
+        _log_results(self._context, self._log_fields)
 
 
 async def _send_part(send: Send, text: str, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
 
 
-def _note_ends(exchange: Exchange, notes: dict[str, Any]) -> None:
-    """For the log line of the request."""
-    ends = [flow.end for flow in exchange.flows if isinstance(flow.end, Finished)]
-    failed = [flow.end.kind for flow in exchange.flows if isinstance(flow.end, Failed)]
-    notes["tokens"] = sum(end.tokens for end in ends)
-    notes["rounds"] = sum(end.rounds for end in ends)
-    notes["finish"] = ",".join([*failed, *(end.finish for end in ends)])
-    spent = [flow.elsewhere for flow in exchange.flows]
-    known = [seconds for seconds in spent if seconds is not None]
-    if len(known) == len(spent):
-        notes["engine_seconds"] = round(max(known), 6)  # of answers made side by side
+def _log_results(context: RequestContext, log_fields: dict[str, Any]) -> None:
+    """Add the results to the request's log line."""
+    finished = [r.end for r in context.requests if isinstance(r.end, Finished)]
+    failed = [r.end.kind for r in context.requests if isinstance(r.end, Failed)]
+    log_fields["tokens"] = sum(end.tokens for end in finished)
+    log_fields["rounds"] = sum(end.rounds for end in finished)
+    log_fields["finish"] = ",".join([*failed, *(end.finish for end in finished)])
+    seconds = [r.seconds_outside_api for r in context.requests]
+    known = [value for value in seconds if value is not None]
+    if len(known) == len(seconds):
+        log_fields["engine_seconds"] = round(max(known), 6)  # jobs run side by side

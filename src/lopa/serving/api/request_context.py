@@ -1,28 +1,31 @@
-"""One HTTP request and its flows: their events in one line, and what happens when nobody waits."""
+"""One HTTP request: its jobs' events in one queue, and the watch for a client that disconnects.
+
+Constructing a `RequestContext` submits the jobs. That is where a request is refused with 429:
+`Backend.submit` calls `errors.check_capacity`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from types import TracebackType
 from typing import Any
 
 from starlette.types import Receive
 
-from lopa.serving.api.errors import of_failure
+from lopa.serving.api.errors import error_for
 from lopa.serving.api.metrics import Metrics
-from lopa.serving.api.request_state import Backend, Flow
+from lopa.serving.api.request_state import Backend, RequestState
 from lopa.serving.jobs import Accepted, Advance, Event, Failed, Finished, Job
 
-KEEP_ALIVE = 15.0  # seconds without a word, after which proxies lose their patience
+KEEP_ALIVE_SECONDS = 15.0  # of silence; proxies close a connection that is silent for longer
 
 
-class Gone(Exception):  # noqa: N818 (it is no error of anybody's)
-    """The client has left."""
+class ClientDisconnected(Exception):  # noqa: N818 (not an error)
+    pass
 
 
-class Exchange:
-    """A context: on the way out, whatever has not ended is dropped."""
+class RequestContext:
+    """Closing it aborts the jobs that have not ended."""
 
     def __init__(
         self, backend: Backend, metrics: Metrics, jobs: list[Job], receive: Receive
@@ -31,70 +34,59 @@ class Exchange:
         self._metrics = metrics
         self._queue: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
         self._streams = any(job.stream for job in jobs)
-        self.flows: list[Flow] = backend.submit(jobs, self._put)
-        self._watch = asyncio.create_task(self._until_gone(receive))
+        self.requests: list[RequestState] = backend.submit(jobs, self._enqueue)
+        self._disconnect = asyncio.create_task(self._watch_disconnect(receive))
 
-    def _put(self, index: int, event: Event) -> None:
-        if self._streams or not isinstance(event, Advance):  # nobody reads half an answer
+    def _enqueue(self, index: int, event: Event) -> None:
+        if self._streams or not isinstance(event, Advance):
             self._queue.put_nowait((index, event))
 
-    def __enter__(self) -> Exchange:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
-        self._watch.cancel()
-        self._drop()
+        self._disconnect.cancel()
+        self._abort()
 
     async def accepted(self) -> list[Accepted]:
-        """When all of them are; ApiError when one is not."""
+        """Wait until all jobs are accepted; ApiError when one is not."""
         found = []
-        for flow in self.flows:
-            either: set[asyncio.Future[Any]] = {flow.accepted, self._watch}
+        for request in self.requests:
+            either: set[asyncio.Future[Any]] = {request.accepted, self._disconnect}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not flow.accepted.done():
-                raise Gone
-            found.append(flow.accepted.result())
+            if not request.accepted.done():
+                raise ClientDisconnected
+            found.append(request.accepted.result())
         return found
 
     async def events(self) -> AsyncIterator[tuple[int, Event] | None]:
-        """Events as they come, until every flow has ended; None when there was none for long."""
-        left = len(self.flows)
+        """(index, event) until every job has ended; None after `KEEP_ALIVE_SECONDS` of silence."""
+        left = len(self.requests)
         while left:
             try:
-                async with asyncio.timeout(KEEP_ALIVE):
+                async with asyncio.timeout(KEEP_ALIVE_SECONDS):
                     found = await self._queue.get()
             except TimeoutError:
                 yield None
                 continue
             if found is None:
-                raise Gone
+                raise ClientDisconnected
             left -= isinstance(found[1], Finished | Failed)
             yield found
 
-    async def results(self) -> list[Flow]:
-        """The flows when all have ended; ApiError when one failed."""
+    async def results(self) -> list[RequestState]:
+        """Wait until all jobs have ended; ApiError when one failed."""
         async for found in self.events():
             if found is not None and isinstance(found[1], Failed):
-                raise of_failure(found[1])
-        return self.flows
+                raise error_for(found[1])
+        return self.requests
 
-    async def _until_gone(self, receive: Receive) -> None:
+    async def _watch_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._drop()
+        self._abort()
         self._queue.put_nowait(None)
 
-    def _drop(self) -> None:
-        for flow in self.flows:
-            if flow.end is None and not flow.dropped:
-                flow.dropped = True
-                self._backend.drop(flow)
-                self._metrics.dropped.inc()
+    def _abort(self) -> None:
+        for request in self.requests:
+            if request.end is None and not request.aborted:
+                request.aborted = True
+                self._backend.abort(request)
+                self._metrics.aborted.inc()

@@ -1,8 +1,9 @@
-"""One job as the API sees it: what has come of it so far, across restarts of the engine.
+"""The state of one job in the API: its events so far, across restarts of the engine.
 
-Decoding is deterministic, so a job that is submitted again goes through the same rounds. Its
-events up to the round that was reached before are kept from the reader; when that round is reached
-again the text must be the same, or a stream, which cannot take back what it sent, ends in an error.
+An HTTP request has one job per choice. Decoding is deterministic, so a job that is submitted again
+runs the same rounds. Events up to the last round that was reported are not reported again. When
+that round is reached the text must be the same; if it is not, a stream ends in an error, because
+what was sent cannot be taken back.
 """
 
 from __future__ import annotations
@@ -12,65 +13,65 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from lopa.serving.api.errors import of_failure
+from lopa.serving.api.errors import error_for
 from lopa.serving.jobs import Accepted, Advance, Event, Failed, Finished, Job, Token
 
-Sink = Callable[[int, Event], None]  # (index of the flow in its request, event)
+Sink = Callable[[int, Event], None]  # (index of the job in its HTTP request, event)
 # Name → value, None where it is not known; or values by replica.
 Gauges = Mapping[str, float | Mapping[str, float] | None]
 
 
 class Observer(Protocol):
-    """Who counts what happens; see `metrics`."""
+    """Counts events; see `metrics`."""
 
-    def advanced(self, flow: Flow, event: Advance) -> None: ...
-    def ended(self, flow: Flow, event: Finished | Failed) -> None: ...
-
-
-class Unobserved:
-    def advanced(self, flow: Flow, event: Advance) -> None: ...
-    def ended(self, flow: Flow, event: Finished | Failed) -> None: ...
+    def advanced(self, request: RequestState, event: Advance) -> None: ...
+    def ended(self, request: RequestState, event: Finished | Failed) -> None: ...
 
 
-class Flow:
-    """Made by a backend, which feeds it with `take`; read by a route through its sink."""
+class NullObserver:
+    def advanced(self, request: RequestState, event: Advance) -> None: ...
+    def ended(self, request: RequestState, event: Finished | Failed) -> None: ...
+
+
+class RequestState:
+    """Made by a backend, which passes events to `handle`; a route reads them through the sink."""
 
     def __init__(self, job: Job, index: int, sink: Sink, observer: Observer) -> None:
         self.job = job
         self.index = index
-        self.began = time.monotonic()
-        self.first_text: float | None = None  # seconds until there was any
+        self.arrived = time.monotonic()
+        self.first_text_seconds: float | None = None
         self.accepted: asyncio.Future[Accepted] = asyncio.get_running_loop().create_future()
-        # A route that has already given up never looks at it.
+        # Retrieves the exception: a route that has returned never looks at it.
         self.accepted.add_done_callback(lambda future: future.cancelled() or future.exception())
         self.end: Finished | Failed | None = None
         self.text = ""
         self.tokens: list[Token] = []
         self.rounds = 0
         self.filled = 0
-        self.attempts = 0  # engines lost in a row while it ran, without any progress
-        self.submitted = False  # an engine has it now
-        self.handed: float | None = None  # seconds until one had it for the first time
-        self.running = False  # and has run a round of it
-        self.dropped = False  # nobody waits for it any more
+        self.attempts = 0  # engines lost in a row while it ran, without progress in between
+        self.submitted = False  # an engine has it
+        self.submitted_after: float | None = None  # seconds until it was first submitted
+        self.running = False  # the engine has run a round of it
+        self.aborted = False  # the client has disconnected
         self._restarted = False
         self._sink = sink
         self._observer = observer
-        self._replayed: tuple[int, str, list[Token]] | None = None  # progress of a later attempt
+        # After a restart: (round, text, tokens) of this attempt, until it is where it was.
+        self._replayed: tuple[int, str, list[Token]] | None = None
 
-    def give(self) -> None:
-        """An engine has it now."""
+    def mark_submitted(self) -> None:
         self.submitted = True
-        if self.handed is None:
-            self.handed = self.seconds
+        if self.submitted_after is None:
+            self.submitted_after = self.seconds
 
-    def again(self) -> None:
-        """The engine is gone; from here on events are those of another attempt."""
+    def restart(self) -> None:
+        """The engine is lost: the next events are those of another attempt."""
         self.submitted = self.running = False
         self._restarted = True
         self._replayed = (0, "", []) if self.rounds else None
 
-    def take(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         if self.end is not None:
             return
         if isinstance(event, Accepted):
@@ -80,7 +81,7 @@ class Flow:
         elif isinstance(event, Advance):
             self._advance(event)
         else:
-            self._close(event)
+            self._finish(event)
 
     def _advance(self, event: Advance) -> None:
         self.running = True
@@ -92,15 +93,10 @@ class Flow:
             rounds, text, tokens = self._replayed
             self._replayed = None
             if event.round == self.rounds and text == self.text:
-                return  # where it was before
+                return  # it is where it was
             if self.job.stream:
-                self._close(
-                    Failed(
-                        kind="lost",
-                        message="the engine was started again and the answer took another "
-                        "course: ask again",
-                    )
-                )
+                message = "the engine was restarted and its output changed: try again"
+                self._finish(Failed(kind="lost", message=message))
                 return
             self.rounds, self.text, self.tokens = rounds, text, tokens
             return
@@ -109,35 +105,35 @@ class Flow:
         self.filled = event.filled
         self.text += event.text
         self.tokens += event.tokens
-        if event.text and self.first_text is None:
-            self.first_text = time.monotonic() - self.began
+        if event.text and self.first_text_seconds is None:
+            self.first_text_seconds = self.seconds
         self._observer.advanced(self, event)
         self._sink(self.index, event)
 
-    def _close(self, event: Finished | Failed) -> None:
+    def _finish(self, event: Finished | Failed) -> None:
         self.end = event
         if not self.accepted.done():
             assert isinstance(event, Failed)
-            self.accepted.set_exception(of_failure(event))
+            self.accepted.set_exception(error_for(event))
         self._observer.ended(self, event)
         self._sink(self.index, event)
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.began
+        return time.monotonic() - self.arrived
 
     @property
-    def elsewhere(self) -> float | None:
-        """Seconds of its time that were not the API's: until an engine had it, and in there.
+    def seconds_outside_api(self) -> float | None:
+        """Seconds until it was submitted, and then in the engine.
 
-        None where they are not known: it failed, or an engine was lost on the way.
+        None where they are not known: it failed, or an engine was lost.
         """
-        if self._restarted or self.handed is None or not isinstance(self.end, Finished):
+        if self._restarted or self.submitted_after is None or not isinstance(self.end, Finished):
             return None
-        return self.handed + self.end.engine_seconds
+        return self.submitted_after + self.end.engine_seconds
 
     def describe(self) -> dict[str, Any]:
-        """A line of `/slots`."""
+        """An entry of `/slots`."""
         known = self.accepted.done() and not self.accepted.exception()
         accepted = self.accepted.result() if known else None
         return {
@@ -153,24 +149,24 @@ class Flow:
 
 
 class Backend(Protocol):
-    """Where jobs are run: an engine process here, or replicas over a cluster."""
+    """Where jobs run: `EngineClient` (one engine process) or `ReplicaPool` (a Ray cluster)."""
 
     @property
     def ready(self) -> bool: ...
     @property
     def state(self) -> str: ...
-    def submit(self, jobs: list[Job], sink: Sink) -> list[Flow]:
-        """Take all of them, or raise ApiError: overloaded, not ready."""
+    def submit(self, jobs: list[Job], sink: Sink) -> list[RequestState]:
+        """Accept all of them, or raise ApiError: at capacity (429), not ready (503)."""
 
-    def drop(self, flow: Flow) -> None:
-        """Nobody waits for it any more; its slot is free within a round."""
+    def abort(self, request: RequestState) -> None:
+        """The client has disconnected: free its slot within a round."""
 
-    def flows(self) -> list[Flow]: ...
+    def requests(self) -> list[RequestState]: ...
     async def refresh(self) -> None:
-        """Bring `ready`, `state` and `gauges` up to date, where that takes a question."""
+        """Update `ready`, `state` and `gauges` where that takes a message."""
 
     def gauges(self) -> Gauges: ...
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
     def drain(self) -> None:
-        """Take no more, and finish what there is."""
+        """Accept no more requests, and finish those that run."""

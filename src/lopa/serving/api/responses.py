@@ -1,4 +1,4 @@
-"""The bodies of answers in the shapes of OpenAI's two endpoints, whole and in chunks."""
+"""Response bodies in the formats of OpenAI's two endpoints, complete or in chunks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lopa.serving.api.request_state import Flow
+from lopa.serving.api.request_state import RequestState
 from lopa.serving.jobs import Finished, Token
 
-# Why an answer ended, in OpenAI's words: on its own or at a stop string, or cut off.
-FINISH = {"eos": "stop", "stop": "stop", "length": "length", "rounds": "length"}
+# Why a sequence ended → OpenAI's `finish_reason`.
+FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "rounds": "length"}
 
 
-class Shape:
+class ResponseFormat:
     """What the two endpoints have in common."""
 
     kind: str
@@ -23,26 +23,26 @@ class Shape:
     def __init__(self, response_id: str, model: str, logprobs: bool) -> None:
         self.head = {"id": response_id, "created": int(time.time()), "model": model}
         self.logprobs = logprobs
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, int] = {}  # by choice: characters sent so far
 
-    def whole(self, flows: Sequence[Flow], per_prompt: int) -> dict[str, Any]:
+    def response(self, requests: Sequence[RequestState], per_prompt: int) -> dict[str, Any]:
         choices = []
-        for flow in flows:
-            assert isinstance(flow.end, Finished)
+        for request in requests:
+            assert isinstance(request.end, Finished)
             choices.append(
                 {
-                    "index": flow.index,
-                    **self.content(flow.text),
-                    "logprobs": self._logprobs(flow.index, flow.tokens),
-                    "finish_reason": FINISH[flow.end.finish],
-                    "lopa": figures(flow.end),
+                    "index": request.index,
+                    **self.content(request.text),
+                    "logprobs": self._logprobs(request.index, request.tokens),
+                    "finish_reason": FINISH_REASONS[request.end.finish],
+                    "lopa": statistics(request.end),
                 }
             )
         return {
             **self.head,
             "object": self.kind,
             "choices": choices,
-            "usage": usage(flows, per_prompt),
+            "usage": usage(requests, per_prompt),
         }
 
     def chunk(
@@ -56,18 +56,18 @@ class Shape:
             "index": index,
             **self.delta(text),
             "logprobs": self._logprobs(index, tokens) if tokens else None,
-            "finish_reason": FINISH[end.finish] if end else None,
+            "finish_reason": FINISH_REASONS[end.finish] if end else None,
         }
         if end is not None:
-            choice["lopa"] = figures(end)
+            choice["lopa"] = statistics(end)
         return {**self.head, "object": self.chunk_kind, "choices": [choice]}
 
-    def usage_chunk(self, flows: Sequence[Flow], per_prompt: int) -> dict[str, Any]:
-        found = usage(flows, per_prompt)
+    def usage_chunk(self, requests: Sequence[RequestState], per_prompt: int) -> dict[str, Any]:
+        found = usage(requests, per_prompt)
         return {**self.head, "object": self.chunk_kind, "choices": [], "usage": found}
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """What a stream says before there is any text."""
+    def first_chunk(self, index: int) -> dict[str, Any] | None:
+        """What a stream sends before any text."""
         return None
 
     def content(self, text: str) -> dict[str, Any]:
@@ -80,12 +80,12 @@ class Shape:
         raise NotImplementedError
 
 
-class Chat(Shape):
+class ChatFormat(ResponseFormat):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
     prefix = "chatcmpl"
 
-    def opening(self, index: int) -> dict[str, Any]:
+    def first_chunk(self, index: int) -> dict[str, Any]:
         chunk = self.chunk(index)
         chunk["choices"][0]["delta"] = {"role": "assistant", "content": ""}
         return chunk
@@ -106,7 +106,7 @@ class Chat(Shape):
         return {"content": content, "refusal": None}
 
 
-class Text(Shape):
+class TextFormat(ResponseFormat):
     kind = "text_completion"
     chunk_kind = "text_completion"
     prefix = "cmpl"
@@ -121,11 +121,11 @@ class Text(Shape):
         if not self.logprobs:
             return None
         offsets = []
-        at = self._offsets.get(index, 0)
+        offset = self._offsets.get(index, 0)
         for token in tokens:
-            offsets.append(at)
-            at += len(token.text)
-        self._offsets[index] = at
+            offsets.append(offset)
+            offset += len(token.text)
+        self._offsets[index] = offset
         return {
             "tokens": [t.text for t in tokens],
             "token_logprobs": [t.logprob for t in tokens],
@@ -134,15 +134,23 @@ class Text(Shape):
         }
 
 
-def usage(flows: Sequence[Flow], per_prompt: int) -> dict[str, int]:
-    """Every prompt counts once, however many answers it has; the end of text counts."""
-    asked = sum(flow.accepted.result().prompt_tokens for flow in flows[::per_prompt])
-    made = sum(flow.end.tokens for flow in flows if isinstance(flow.end, Finished))
-    return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
+def usage(requests: Sequence[RequestState], per_prompt: int) -> dict[str, int]:
+    """A prompt counts once, however many choices it has; EOS counts as a token."""
+    prompt_tokens = sum(
+        request.accepted.result().prompt_tokens for request in requests[::per_prompt]
+    )
+    completion_tokens = sum(
+        request.end.tokens for request in requests if isinstance(request.end, Finished)
+    )
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
 
 
-def figures(end: Finished) -> dict[str, Any]:
-    """What this engine adds to a choice."""
+def statistics(end: Finished) -> dict[str, Any]:
+    """The `lopa` object of a choice."""
     return {
         "finish": end.finish,
         "rounds": end.rounds,

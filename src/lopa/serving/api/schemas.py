@@ -1,8 +1,7 @@
-"""What a request may say. A field that is not honoured here is refused, never ignored.
+"""Request bodies. A field that is not supported is refused, never ignored.
 
-Fields of `DecodeConfig` go under their own names; left out, they take its defaults. Fields of
-OpenAI's API that a diffusion model or this server cannot honour may be sent with the value that
-asks for nothing, since clients do.
+Fields of `DecodeConfig` have their own names; left out, they take its defaults. Unsupported fields
+of OpenAI's API may be sent with their neutral value, since clients do.
 """
 
 from __future__ import annotations
@@ -30,44 +29,44 @@ StopText = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[int, Field(ge=0)]
 StreamMode = Literal["text", "denoise"]
 
-_NO_TOOLS = "this server calls no tools"
-_NO_PENALTY = "tokens are not penalised here"
-# Field → values that ask for nothing, and why another cannot be honoured.
-UNHONOURED: dict[str, tuple[tuple[Any, ...], str]] = {
+_NO_TOOLS = "tools are not supported"
+_NO_PENALTY = "penalties are not supported"
+# Field → its neutral values, and why no other is supported.
+UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "presence_penalty": ((0,), _NO_PENALTY),
     "frequency_penalty": ((0,), _NO_PENALTY),
-    "logit_bias": (({},), "logits are not biased here"),
-    "best_of": ((1,), "answers are not ranked against each other here: ask for n of them"),
-    "echo": ((False,), "the prompt is not repeated here: put it before the answer yourself"),
-    "suffix": (("",), "this server does not write towards a suffix"),
+    "logit_bias": (({},), "logits cannot be biased"),
+    "best_of": ((1,), "choices are not ranked: use n"),
+    "echo": ((False,), "the prompt is not repeated in the output"),
+    "suffix": (("",), "infilling is not supported"),
     "tools": (([],), _NO_TOOLS),
     "tool_choice": (("none", "auto"), _NO_TOOLS),
     "parallel_tool_calls": ((True, False), _NO_TOOLS),
     "functions": (([],), _NO_TOOLS),
     "function_call": (("none", "auto"), _NO_TOOLS),
-    "response_format": (({"type": "text"},), "answers are plain text here"),
-    "modalities": ((["text"],), "answers are plain text here"),
-    "audio": ((), "answers are plain text here"),
-    "prediction": ((), "predictions are not used here"),
-    "reasoning_effort": ((), "this model has no such setting"),
-    "verbosity": ((), "this model has no such setting"),
+    "response_format": (({"type": "text"},), "the output is plain text"),
+    "modalities": ((["text"],), "the output is plain text"),
+    "audio": ((), "the output is plain text"),
+    "prediction": ((), "predictions are not used"),
+    "reasoning_effort": ((), "the model has no such setting"),
+    "verbosity": ((), "the model has no such setting"),
     "service_tier": (("auto", "default"), "there is one tier"),
-    "store": ((False,), "nothing is stored here"),
-    "metadata": (({},), "nothing is stored here"),
-    "prompt_cache_key": ((), "prompts share what they can by themselves"),
-    "safety_identifier": ((), "nothing is stored here"),
+    "store": ((False,), "nothing is stored"),
+    "metadata": (({},), "nothing is stored"),
+    "prompt_cache_key": ((), "prefixes are shared automatically"),
+    "safety_identifier": ((), "nothing is stored"),
     "web_search_options": ((), _NO_TOOLS),
 }
 _MESSAGE_EXTRAS = ("refusal", "tool_calls", "function_call", "audio", "annotations", "name")
 
 
-def _asks_nothing(name: str, value: Any) -> bool:
-    neutral = UNHONOURED[name][0]
-    return value is None or any(value == n and type(value) in _kinds(n) for n in neutral)
+def _is_neutral(name: str, value: Any) -> bool:
+    neutral = UNSUPPORTED[name][0]
+    return value is None or any(value == n and type(value) in _json_types(n) for n in neutral)
 
 
-def _kinds(value: Any) -> tuple[type, ...]:
-    """Types that stand for the same value in JSON: 0 and 0.0, but not 0 and false."""
+def _json_types(value: Any) -> tuple[type, ...]:
+    """Types that are the same value in JSON: 0 and 0.0, but not 0 and false."""
     return (int, float) if type(value) is int else (type(value),)
 
 
@@ -81,7 +80,7 @@ class StreamOptions(_Strict):
 
 
 class Decoding(_Strict):
-    """Fields of `DecodeConfig`; null is the same as leaving one out."""
+    """Fields of `DecodeConfig`; null is the same as left out."""
 
     decoder: DecoderName | None = None
     max_new_tokens: int | None = None
@@ -113,11 +112,11 @@ class Decoding(_Strict):
     seed: int | None = None
 
 
-_LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens")  # three names of one thing
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens")  # synonyms
 
 
 class Request(Decoding):
-    """What both endpoints take."""
+    """Fields of both endpoints."""
 
     model: str | None = None
     n: int | None = Field(None, ge=1)
@@ -129,12 +128,12 @@ class Request(Decoding):
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_out_nothings(cls, given: Any) -> Any:
+    def _drop_neutral(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
         kept = {}
         for name, value in given.items():
-            if name in UNHONOURED and name not in cls.model_fields and _asks_nothing(name, value):
+            if name in UNSUPPORTED and name not in cls.model_fields and _is_neutral(name, value):
                 continue
             kept[name] = value
         return kept
@@ -144,7 +143,7 @@ class Request(Decoding):
         return self.stream_mode == "denoise"
 
     def options(self) -> dict[str, Any]:
-        """The fields of DecodeConfig that were given, less the room for the answer."""
+        """The fields of DecodeConfig that were given, without max_new_tokens (see `limit`)."""
         found = {name: getattr(self, name) for name in Decoding.model_fields}
         found = {name: value for name, value in found.items() if value is not None}
         found.pop("max_new_tokens", None)
@@ -153,7 +152,7 @@ class Request(Decoding):
         return found
 
     def limit(self) -> int | None:
-        """Tokens of the answer, by whichever name it was given."""
+        """Maximum new tokens, by whichever name it was given."""
         given = {n: getattr(self, n, None) for n in _LIMITS if getattr(self, n, None) is not None}
         if len(set(given.values())) > 1:
             names = " and ".join(given)
@@ -163,22 +162,22 @@ class Request(Decoding):
             raise ApiError(400, f"{next(iter(given))} must be at least 1", param=next(iter(given)))
         return limit
 
-    def check(self, most_choices: int, prompts: int) -> None:
-        """What no single field shows to be wrong."""
+    def check(self, max_choices: int, prompts: int) -> None:
+        """Checks that concern several fields."""
         if self.stream_mode is not None and not self.stream:
             raise ApiError(400, "stream_mode needs stream: true", param="stream_mode")
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options need stream: true", param="stream_options")
-        answers = prompts * (self.n or 1)
-        if answers > most_choices:
+        choices = prompts * (self.n or 1)
+        if choices > max_choices:
             raise ApiError(
                 400,
-                f"{answers} answers are asked for: ask for {most_choices} or fewer at once",
+                f"{choices} choices are too many: ask for {max_choices} or fewer",
                 param="n" if prompts == 1 else "prompt",
             )
-        if self.denoise and answers > 1:
+        if self.denoise and choices > 1:
             raise ApiError(
-                400, "stream_mode denoise shows one answer: give one prompt and n = 1", param="n"
+                400, "stream_mode denoise takes one choice: give one prompt and n = 1", param="n"
             )
 
 
@@ -213,7 +212,7 @@ class Message(_Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_out_nothings(cls, given: Any) -> Any:
+    def _drop_neutral(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
         return {k: v for k, v in given.items() if not (k in _MESSAGE_EXTRAS and v in (None, []))}
@@ -221,7 +220,7 @@ class Message(_Strict):
     def plain(self) -> dict[str, str]:
         content = self.content
         text = content if isinstance(content, str) else "".join(part.text for part in content)
-        # OpenAI's newer name for the same thing, which no template of these models knows.
+        # OpenAI's newer name of the role, which these models' chat templates do not know.
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
@@ -231,7 +230,7 @@ class ChatRequest(Request):
     logprobs: bool | None = Field(
         None, description="The probability of each token when it was filled."
     )
-    top_logprobs: Literal[0] | None = Field(None, description="Alternatives are not known.")
+    top_logprobs: Literal[0] | None = Field(None, description="Alternatives are not kept.")
 
     def prompts(self) -> list[Any]:
         return [[message.plain() for message in self.messages]]
@@ -241,41 +240,41 @@ class ChatRequest(Request):
         return bool(self.logprobs)
 
 
-def refusal(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """Pydantic's errors in the words of the API: one field, and what to do."""
+def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """Pydantic's errors as one error of the API: one field, and what to do."""
     field = errors[0]["loc"][:2]
-    # Of a union every arm complains: the one that got furthest is the one that was meant.
+    # Every arm of a union reports an error: the one that got furthest was meant.
     error = max(
         (e for e in errors if e["loc"][:2] == field),
         key=lambda e: (not e["type"].endswith("_type"), len(e["loc"])),
     )
-    place = list(error["loc"])
-    if place and place[0] in ("body", "query", "path", "header"):
-        place = place[1:]
-    param = _path(place)
+    location = list(error["loc"])
+    if location and location[0] in ("body", "query", "path", "header"):
+        location = location[1:]
+    param = _path(location)
     kind = error["type"]
     if kind == "json_invalid":
         reason = error.get("ctx", {}).get("error", "")
         return ApiError(400, f"the body is not JSON ({reason})", code="invalid_json")
-    if kind == "model_attributes_type" and not place:
+    if kind == "model_attributes_type" and not location:
         return ApiError(
             400,
             "the body must be a JSON object, sent with Content-Type: application/json",
             code="invalid_json",
         )
     if kind == "extra_forbidden":
-        name = str(place[-1])
-        if len(place) == 1 and name in UNHONOURED:
+        name = str(location[-1])
+        if len(location) == 1 and name in UNSUPPORTED:
             return ApiError(
                 400,
-                f"{name} cannot be honoured: {UNHONOURED[name][1]}; leave it out",
+                f"{name} is not supported: {UNSUPPORTED[name][1]}; leave it out",
                 param=param,
                 code="unsupported_parameter",
             )
         return ApiError(
             400, f"unknown field {param}: leave it out", param=param, code="unknown_parameter"
         )
-    if kind == "missing" and place:
+    if kind == "missing" and location:
         return ApiError(400, f"{param} is missing: give it", param=param, code="missing_parameter")
     if param in ("logprobs", "top_logprobs") and kind == "literal_error":
         return ApiError(
@@ -286,29 +285,29 @@ def refusal(errors: Sequence[Mapping[str, Any]]) -> ApiError:
             param=param,
             code="unsupported_value",
         )
-    # Arms that stand side by side, as of `int | Literal["auto"]`, are all worth naming.
-    beside = [e for e in errors if e["loc"][:-1] == error["loc"][:-1] and len(place) > 1]
-    wishes = " or ".join(dict.fromkeys(str(e["msg"]) for e in beside or [error]))
-    message = f"{param}: {wishes}" if param else wishes
+    # Arms of the same level, as of `int | Literal["auto"]`, are all named.
+    siblings = [e for e in errors if e["loc"][:-1] == error["loc"][:-1] and len(location) > 1]
+    expected = " or ".join(dict.fromkeys(str(e["msg"]) for e in siblings or [error]))
+    message = f"{param}: {expected}" if param else expected
     return ApiError(400, message, param=param, code="invalid_value")
 
 
-def _path(place: list[Any]) -> str | None:
+def _path(location: list[Any]) -> str | None:
     """messages[0].content, without pydantic's names for the arms of a union."""
     path = ""
-    for part in place:
+    for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part in _NAMES:
+        elif part in _FIELD_NAMES:
             path += f".{part}" if path else part
         elif not path:
             return str(part)[:64]
-        elif place[-1] == part and part.isidentifier() and part not in ("str", "int"):
+        elif location[-1] == part and part.isidentifier() and part not in ("str", "int"):
             path += f".{part[:64]}"
     return path or None
 
 
-_NAMES = {
+_FIELD_NAMES = {
     *CompletionRequest.model_fields,
     *ChatRequest.model_fields,
     *StreamOptions.model_fields,

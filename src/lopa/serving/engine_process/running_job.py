@@ -1,4 +1,4 @@
-"""A job on its way through the engine, and what is reported of it, in plain data."""
+"""A job that runs in the engine, and the events that report it."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
     from lopa.engine.session import Session
 
 MASK = "▁"
-_LEAST_LOGPROB = -9999.0  # what OpenAI's API says for a probability of nothing
-_SUMMARY_WITHOUT = ("text", "token_ids")
+_MIN_LOGPROB = -9999.0  # OpenAI's value for a probability of 0
+_NOT_IN_SUMMARY = ("text", "token_ids")  # the `end` line has them itself
 
 
-class Task:
-    """A job on its way through the engine: its session, and what has been reported of it."""
+class RunningJob:
+    """A job, its session, and what has been reported of it."""
 
-    def __init__(self, job: Job, session: Session, since: float) -> None:
+    def __init__(self, job: Job, session: Session, arrived: float) -> None:
         self.job = job
         self.session = session
-        self.since = since  # when the job came
+        self.arrived = arrived  # by time.perf_counter
         self._queue_seconds: float | None = None
-        self._settled = 0
+        self._reported_tokens = 0
         self._text: list[str] = []
         self._probabilities: dict[int, float] = {}  # by position
-        self._shown: set[int] = set()  # tokens whose pieces have been sent
+        self._sent_pieces: set[int] = set()  # token ids
 
     def accepted(self, max_tokens: int) -> Accepted:
         ids = self.session.trace.prompt_ids
-        line = None
+        trace_line = None
         if self.job.denoise:
             piece = self.session.tokenizer.piece if self.session.tokenizer else str
-            line = _line(
+            trace_line = _json_line(
                 type="run",
                 id=self.job.id,
                 prompt_ids=ids,
@@ -46,13 +46,13 @@ class Task:
                 eos_ids=sorted(self.session.decoder.eos_ids),
                 settings=self.session.trace.settings,
             )
-        return Accepted(prompt_tokens=len(ids), max_tokens=max_tokens, line=line)
+        return Accepted(prompt_tokens=len(ids), max_tokens=max_tokens, trace_line=trace_line)
 
     def report(self, step: Step) -> Iterable[Event]:
-        """What a round comes to for whoever waits for it."""
+        """The events of a round."""
         record = step.round
         if self._queue_seconds is None:
-            self._queue_seconds = time.perf_counter() - self.since - record.seconds
+            self._queue_seconds = time.perf_counter() - self.arrived - record.seconds
         anchor = len(record.branches) - 1
         text = step.text
         if step.output is not None and self.session.tokenizer is None:
@@ -61,12 +61,11 @@ class Task:
             round=record.index,
             text=text,
             filled=sum(token != self.session.decoder.mask_id for token in step.tokens),
-            settled=self.session.detokenized,
             seconds=record.seconds,
-            rank=0 if record.winner == anchor else record.winner + 1,
+            winner_rank=0 if record.winner == anchor else record.winner + 1,
             branches=len(record.branches),
             tokens=self._tokens(step) if self.job.logprobs else [],
-            line=self._round_line(step, text) if self.job.denoise else None,
+            trace_line=self._round_line(step, text) if self.job.denoise else None,
         )
         if step.output is not None:
             output = step.output
@@ -77,30 +76,29 @@ class Task:
                 tpf=output.tpf,
                 seconds=output.seconds,
                 queue_seconds=self._queue_seconds,
-                engine_seconds=time.perf_counter() - self.since,
-                line=self._end_line(step) if self.job.denoise else None,
+                engine_seconds=time.perf_counter() - self.arrived,
+                trace_line=self._end_line(step) if self.job.denoise else None,
             )
 
     def _tokens(self, step: Step) -> list[Token]:
-        """The tokens that became text in this round, with their probabilities when filled."""
+        """The tokens of this round's text, with their probabilities when they were filled."""
         record, tokenizer = step.round, self.session.tokenizer
         won = record.branches[record.winner].lookahead
         self._probabilities.update((fill.position, fill.max_prob) for fill in record.fills)
         if won is not None:
             self._probabilities[won.position] = won.max_prob
-        begin, self._settled = self._settled, self.session.detokenized
+        begin, self._reported_tokens = self._reported_tokens, self.session.detokenized
         found = []
-        for index in range(begin, self._settled):
+        for index in range(begin, self._reported_tokens):
             token = step.tokens[index]
             probability = self._probabilities.get(self.session.decoder.prompt + index, 0.0)
             text = tokenizer.piece(token) if tokenizer else str(token)
             raw = tokenizer.to_bytes([token]) if tokenizer and tokenizer.is_byte_level else None
             found.append(
                 Token(
-                    id=token,
                     text=text,
                     bytes=list(text.encode() if raw is None else raw),
-                    logprob=math.log(probability) if probability > 0 else _LEAST_LOGPROB,
+                    logprob=math.log(probability) if probability > 0 else _MIN_LOGPROB,
                 )
             )
         return found
@@ -111,7 +109,7 @@ class Task:
         seen = [fill.token for fill in record.fills]
         seen += [ahead.token for ahead in record.spawned]
         seen += [b.lookahead.token for b in record.branches if b.lookahead is not None]
-        return _line(
+        return _json_line(
             type="round",
             **asdict(record),
             text=text,
@@ -122,17 +120,17 @@ class Task:
     def _end_line(self, step: Step) -> str:
         assert step.output is not None
         summary = step.output.summary()
-        return _line(
+        return _json_line(
             type="end",
             token_ids=step.output.token_ids,
             finish=step.output.finish,
             text="".join(self._text),
-            summary={k: v for k, v in summary.items() if k not in _SUMMARY_WITHOUT},
+            summary={k: v for k, v in summary.items() if k not in _NOT_IN_SUMMARY},
             pieces=self._pieces(step.output.token_ids),
         )
 
     def _provisional(self, tokens: list[int]) -> str:
-        """What stands to the right of the final text, as it may still turn out."""
+        """What stands to the right of the final text; masks in it are not filled yet."""
         mask, tokenizer = self.session.decoder.mask_id, self.session.tokenizer
         piece = tokenizer.piece if tokenizer else str
         return "".join(MASK if t == mask else piece(t) for t in tokens[self.session.detokenized :])
@@ -140,10 +138,10 @@ class Task:
     def _pieces(self, tokens: Iterable[int]) -> dict[str, str]:
         if self.session.tokenizer is None:
             return {}
-        fresh = sorted(set(tokens) - self._shown)
-        self._shown.update(fresh)
+        fresh = sorted(set(tokens) - self._sent_pieces)
+        self._sent_pieces.update(fresh)
         return {str(token): self.session.tokenizer.piece(token) for token in fresh}
 
 
-def _line(**record: Any) -> str:
+def _json_line(**record: Any) -> str:
     return json.dumps(record, ensure_ascii=False, allow_nan=False)

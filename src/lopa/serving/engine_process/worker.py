@@ -27,7 +27,7 @@ from lopa.config import RANK_TIMEOUT, DecodeConfig, options_of
 from lopa.errors import ConfigError, LopaError, PromptError, RankError
 from lopa.models.families import family_named
 from lopa.serving.config import EngineConfig
-from lopa.serving.engine_process.running_job import Task
+from lopa.serving.engine_process.running_job import RunningJob
 from lopa.serving.ipc import Channel
 from lopa.serving.jobs import Accepted, Event, Failed, Job, pack
 
@@ -46,15 +46,15 @@ class Worker:
         context = llm.config.max_positions
         self.most_tokens = min(context, config.max_request_tokens or context)
         self._channel = channel
-        self._tasks: dict[str, Task] = {}  # added to the engine and not finished
-        self._orders: list[tuple[str, Task | str]] = []
+        self._tasks: dict[str, RunningJob] = {}  # added to the engine and not finished
+        self._orders: list[tuple[str, RunningJob | str]] = []
         self._changed = threading.Condition()
         self._closed = False
         # Wrong defaults are found at once.
         self._usual = llm.decode_config(config.preset, **config.decoding)
 
     def warm_up(self) -> None:
-        """One short answer, so that the first user does not pay for what is made on first use."""
+        """Decode a short prompt, so that the first request does not pay for lazy initialisation."""
         token = next(i for i in range(2) if i != self.llm.config.mask_id)
         job = Job(id="warm-up", prompt=[token], max_tokens=1)
         for _ in self.engine.stream(self.open(job)[0].session):
@@ -91,7 +91,7 @@ class Worker:
             if self._closed:
                 return
             for verb, what in orders:
-                if verb == "submit" and isinstance(what, Task):
+                if verb == "submit" and isinstance(what, RunningJob):
                     self.engine.add(what.session)
                     self._tasks[what.job.id] = what
                 elif verb == "abort" and isinstance(what, str):
@@ -124,7 +124,7 @@ class Worker:
                 del self._tasks[task.job.id]
         return events
 
-    def open(self, job: Job) -> tuple[Task, Accepted]:
+    def open(self, job: Job) -> tuple[RunningJob, Accepted]:
         """Encode and check a job; LopaError says what is wrong with it."""
         since = time.perf_counter()
         llm, given = self.llm, self._with_defaults(job.options)
@@ -148,16 +148,16 @@ class Worker:
                 "prompt or ask for fewer tokens"
             )
         given["max_new_tokens"] = wanted
-        if job.nth:
-            given["seed"] = given.get("seed", self._usual.seed) + job.nth
+        if job.seed_offset:
+            given["seed"] = given.get("seed", self._usual.seed) + job.seed_offset
         config = llm.decode_config(self.config.preset, **given)
         # More rounds than tokens fill nothing in most of them, and may be any number.
         most = config.block_size if config.decoder == "sdar" else config.max_new_tokens
         if config.steps is not None and config.steps > most:
-            raise ConfigError(f"steps must be at most {most} here, one token per round")
+            raise ConfigError(f"steps must be at most {most} here: one token per round")
         session = llm.session_from_ids(ids, config)
         self.engine.check(session)
-        task = Task(job, session, since)
+        task = RunningJob(job, session, since)
         return task, task.accepted(wanted)
 
     def _with_defaults(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class Worker:
     def _listen(self) -> None:
         while (message := self._channel.receive()) is not None:
             verb, what = message
-            order: tuple[str, Task | str] = (verb, what)
+            order: tuple[str, RunningJob | str] = (verb, what)
             if verb == "submit":
                 job = Job(**what)
                 try:

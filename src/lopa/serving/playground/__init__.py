@@ -1,8 +1,8 @@
-"""The playground: a page that shows a filling order being searched.
+"""The playground: a page that shows tokens, branches and rounds as a prompt is decoded.
 
 Plain HTML, CSS and ES modules, served from memory: no path of a request is ever opened. The page
-loads nothing from elsewhere, runs no script that is not a file here, and writes what a model said
-as text only; the headers hold the browser to all three.
+loads nothing from other hosts, runs no inline script, and inserts the model's output as text only;
+the headers make the browser enforce all three.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    # Kept by the browser and asked for again each time, which costs an empty 304: a page and its
-    # modules are never of two versions.
+    # The browser validates its copy each time (an empty 304), so that the page and its modules are
+    # always of one version.
     "Cache-Control": "no-cache",
 }
 
@@ -59,7 +59,7 @@ def _files() -> dict[str, _File]:
     return found
 
 
-def _answer(request: Request, name: str) -> Response:
+def _respond(request: Request, name: str) -> Response:
     file = _files().get(name)
     if file is None:
         raise HTTPException(404, "the playground has no such file")
@@ -71,14 +71,14 @@ def _answer(request: Request, name: str) -> Response:
 
 @router.api_route("/", methods=["GET", "HEAD"])
 async def page(request: Request) -> Response:
-    return _answer(request, "index.html")
+    return _respond(request, "index.html")
 
 
 @router.get("/playground/info")
 async def info(request: Request) -> Response:
-    """What the page needs to know of the model and its settings."""
+    """The model and its settings, for the page."""
     state = request.app.state
-    # What the engine says about itself: nothing before it is up. Replicas are not asked.
+    # The engine's description: empty until it is ready, None with replicas.
     engine: dict[str, Any] | None = getattr(state.backend, "engine", None)
     if engine is not None and not engine:
         message = "The model is still loading."
@@ -88,4 +88,4 @@ async def info(request: Request) -> Response:
 
 @router.api_route("/playground/{name}", methods=["GET", "HEAD"])
 async def static(request: Request, name: str) -> Response:
-    return _answer(request, name)
+    return _respond(request, name)

@@ -1,6 +1,6 @@
-"""What the page is told: the model, its settings and how they depend on each other, examples.
+"""The playground's description of the model: settings, how they depend on each other, examples.
 
-Defaults, ranges and choices are read from `DecodeConfig`; the words are those of the command line.
+Defaults, ranges and choices come from `DecodeConfig`, help texts from `option_help`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lopa.models.files import BUILT_IN
 from lopa.option_help import FIELDS
 from lopa.version import VERSION
 
-# Seeds of the built-in tasks, chosen for questions that are short and answers that are not.
+# (name, task, seed): short questions with long answers.
 _EXAMPLES = (
     ("Potatoes", "words", 3),
     ("Frogs", "words", 5),
@@ -37,14 +37,14 @@ _GENERAL = (
     ("Prime", "Write a Python function that says whether a number is prime.\n"),
 )
 _HINTS = {
-    "tiny": "It knows word problems and small Python functions; a prompt ends with a line break.",
+    "tiny": "Trained on word problems and short Python functions; prompts end with a line break.",
 }
-_SLIDER_BRANCHES = 16  # how far the slider goes; the field takes as many as there may be
-_RACE_TOKENS = 128  # vanilla decodes all of them, so a race on a laptop has less room
+_SLIDER_BRANCHES = 16  # end of the slider; the field takes more
+_RACE_TOKENS = 128  # fewer than the default, since vanilla decodes all of them
 
 
 def describe(model: str, engine: Mapping[str, Any]) -> dict[str, Any]:
-    """engine: what the engine says about itself; `settings` are those of a request without any."""
+    """`engine` describes itself; its `settings` are those of a request without options."""
     usual = engine.get("settings") or DecodeConfig().settings()
     decoders = [d for d in get_args(DecoderName) if d in engine.get("decoders", [d])]
     return {
@@ -78,7 +78,7 @@ def _field(name: str, decoders: list[str]) -> dict[str, Any]:
     kind = plain[0]
     if kind is bool:
         return {**described, "kind": "bool"}
-    if get_origin(kind) is tuple:
+    if kind is str:  # one or more
         return {**described, "kind": "texts"}
     low, high = limits(name) or (None, None)
     described |= {"kind": "int" if kind is int else "number", "low": low, "high": high}
@@ -88,7 +88,7 @@ def _field(name: str, decoders: list[str]) -> dict[str, Any]:
 
 
 def _variants(usual: Mapping[str, Any], decoders: list[str]) -> list[dict[str, Any]]:
-    """For every combination that decides which options there are: their names and defaults."""
+    """Names and defaults of the options, for every combination that decides which there are."""
     own = {"decoder": usual["decoder"], "window": _window(usual), "score": usual.get("score")}
     plain = DecodeConfig(**own).settings()  # a score has defaults of its own
     changed = {n: v for n, v in usual.items() if n != "decoder" and v != plain.get(n)}
@@ -107,9 +107,9 @@ def _variant(decoder: Any, window: Any, score: Any, changed: Mapping[str, Any]) 
     used = [
         name for name in FIELDS if name in _COMMON or name in options_of(decoder, window, score)
     ]
-    if window is None:  # a decoder's own window is not to choose
+    if window is None:  # only lopa can choose it
         used.remove("window")
-    if "objective" in used:  # it goes with branches auto alone, which the page takes as it is
+    if "objective" in used:  # for branches auto only; the page leaves it at its default
         used.remove("objective")
     changed = {name: value for name, value in changed.items() if name not in ("window", "score")}
     defaults = {name: changed.get(name, settings.get(name)) for name in used}
@@ -122,7 +122,7 @@ def _variant(decoder: Any, window: Any, score: Any, changed: Mapping[str, Any]) 
     }
 
 
-# What every decoder has.
+# Options that every decoder has.
 _COMMON = frozenset(f.name for f in fields(DecodeConfig)) - frozenset(
     name for d in get_args(DecoderName) for w in get_args(WindowName) for name in options_of(d, w)
 )
@@ -133,12 +133,12 @@ def _window(usual: Mapping[str, Any]) -> Any:
 
 
 def _first(values: tuple[Any, ...], usual: Any) -> list[Any]:
-    """The usual one first: the page takes the first that fits."""
+    """The default first: the page takes the first that fits."""
     return sorted(values, key=lambda value: value != usual)
 
 
 def _presets() -> dict[str, dict[str, Any]]:
-    """What each preset sets, less what would be the same without it."""
+    """What each preset changes."""
     usual = DecodeConfig().settings()
     return {
         name: {k: v for k, v in DecodeConfig.preset(name).settings().items() if v != usual.get(k)}
@@ -159,7 +159,7 @@ def _examples(model: str) -> list[dict[str, str]]:
 
 
 def _contestants(decoders: list[str]) -> list[dict[str, Any]]:
-    """Who meets in the race view, to begin with."""
+    """The settings that the race view starts with."""
     hints = get_args(get_type_hints(DecodeConfig)["branches"])
     auto = any(get_origin(hint) is Literal and "auto" in get_args(hint) for hint in hints)
     wanted: list[dict[str, Any]] = [

@@ -2,9 +2,9 @@
 
     serve run lopa.serving.ray:app model=tiny replicas=2 branch_parallel=2
 
-The gateway is the same application with another backend. A replica's resources are one bundle of
-one placement group, a core and a device for each of its ranks, so that processes that talk all the
-time are never spread over nodes; Ray shows them these devices and no others.
+The gateway is the same application with another backend. The resources of a replica are one bundle
+of one placement group, a core and a device per rank, so that its ranks are never spread over nodes.
+Ray shows them these devices and no others.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from lopa.serving import logs
 from lopa.serving.api.app import create_app
 from lopa.serving.api.metrics import Metrics
 from lopa.serving.api.server import listen
-from lopa.serving.config import EngineConfig, ServeConfig, name_of
-from lopa.serving.ray.replica import SLACK, Replica
-from lopa.serving.ray.replica_pool import Cluster
+from lopa.serving.config import EngineConfig, ServeConfig, model_name
+from lopa.serving.ray.replica import REPLICA_QUEUE, Replica
+from lopa.serving.ray.replica_pool import ReplicaPool
 
 log = logging.getLogger("lopa.serving")
 
-_NAME = "lopa"  # of the application
-_LOOK_EVERY = 0.25  # seconds between looks at whether one that is to end has finished
-_MANY = 100_000  # the gateway has limits of its own
-_PATIENCE = "60"  # seconds: as long as Serve waits for its door, which it ends itself after five
-_WINDOW = (11.0, 30.0)  # seconds over which load is averaged, least and most: Serve wants over 10
+_APP_NAME = "lopa"
+_SHUTDOWN_POLL_SECONDS = 0.25
+_GATEWAY_MAX_REQUESTS = 100_000  # no limit of Serve's: the gateway checks its capacity itself
+_PROXY_READY_SECONDS = "60"  # Serve's default of 5 is too short for a busy machine
+_LOOK_BACK_SECONDS = (11.0, 30.0)  # bounds of the average of the load: Serve wants more than 10
 
 
 class Gateway:
@@ -53,16 +53,16 @@ class Gateway:
     ) -> None:
         logs.set_up("json")
         metrics = Metrics()
-        self._cluster = Cluster(replicas, metrics, capacity)
-        self._app = create_app(self._cluster, metrics, ServeConfig(**config), model)
+        self._pool = ReplicaPool(replicas, metrics, capacity)
+        self._app = create_app(self._pool, metrics, ServeConfig(**config), model)
 
     async def drain(self, seconds: float) -> None:
-        """Take no more, and finish what there is; what is left after so long ends in an error."""
-        self._cluster.drain()
+        """Accept no more requests; those that run may finish for so long, then they fail."""
+        self._pool.drain()
         end = time.monotonic() + seconds
-        while self._cluster.flows() and time.monotonic() < end:
+        while self._pool.requests() and time.monotonic() < end:
             await asyncio.sleep(0.05)
-        await self._cluster.stop()
+        await self._pool.stop()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._app
@@ -70,54 +70,52 @@ class Gateway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """What `serve run` takes beside options of `lopa serve`."""
+    """What `serve run` takes beside the options of `lopa serve`."""
 
     replicas: int = 1
     max_replicas: int | None = None
-    gpus: float = 0  # of a replica; what the cluster has is not known yet
+    gpus: float = 0  # per replica
 
 
 def app(arguments: dict[str, str]) -> serve.Application:
-    """For `serve run`: options of `lopa serve` by name, those of `DecodeConfig` included."""
+    """For `serve run`: the options of `lopa serve` by name, those of `DecodeConfig` included."""
     given = {"model": "tiny", **arguments}
     keys = given.pop("api_key", os.environ.get("LOPA_API_KEY", ""))
     origins = given.pop("cors_origin", "")
-    of_llm = _taken(given, ("adapter", "device", "dtype", "quantize", "cache_tokens", "warmup"))
-    of_engine = _taken(given, _names(EngineConfig) - {"llm", "decoding"})
-    of_cluster = _taken(given, _names(Arguments))
-    of_server = _taken(given, _names(ServeConfig) - {"host", "port", "log_format"})
-    decoding = _taken(given, _names(DecodeConfig))
+    llm = _pop(given, ("adapter", "device", "dtype", "quantize", "cache_tokens", "warmup"))
+    engine_options = _pop(given, _names(EngineConfig) - {"llm", "decoding"})
+    cluster_options = _pop(given, _names(Arguments))
+    server_options = _pop(given, _names(ServeConfig) - {"host", "port", "log_format"})
+    decoding = _pop(given, _names(DecodeConfig))
     if given:
         raise ConfigError(f"unknown option {min(given)}: see lopa serve --help")
     try:
-        own = TypeAdapter(Arguments).validate_python(of_cluster)
+        cluster = TypeAdapter(Arguments).validate_python(cluster_options)
         config = TypeAdapter(ServeConfig).validate_python(
-            {**of_server, "api_key": keys.split(), "cors_origin": origins.split()}
+            {**server_options, "api_key": keys.split(), "cors_origin": origins.split()}
         )
         engine = TypeAdapter(EngineConfig).validate_python(
             {
-                "llm": {name: _number(value) for name, value in of_llm.items()},
-                "decoding": {name: _number(value) for name, value in decoding.items()},
-                **of_engine,
+                "llm": {name: _parse(value) for name, value in llm.items()},
+                "decoding": {name: _parse(value) for name, value in decoding.items()},
+                **engine_options,
             }
         )
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"{first['loc'][0]}: {first['msg']}") from None
-    return build(
-        config, engine, replicas=own.replicas, max_replicas=own.max_replicas, gpus=own.gpus
-    )
+    return build(config, engine, **asdict(cluster))
 
 
 def _names(kind: Any) -> set[str]:
     return {field.name for field in fields(kind)}
 
 
-def _taken(given: dict[str, Any], names: Any) -> dict[str, Any]:
+def _pop(given: dict[str, Any], names: Any) -> dict[str, Any]:
     return {name: given.pop(name) for name in sorted(names) if name in given}
 
 
-def _number(text: Any) -> Any:
+def _parse(text: Any) -> Any:
     for kind in (int, float):
         try:
             return kind(text)
@@ -126,20 +124,20 @@ def _number(text: Any) -> Any:
     return {"true": True, "false": False}.get(str(text).lower(), text)
 
 
-def gpus_of(engine: EngineConfig) -> int:
-    """GPUs of a replica: one a rank where the cluster has any, unless it is to run elsewhere."""
+def gpus_per_replica(engine: EngineConfig) -> int:
+    """One per rank where the cluster has GPUs and the device may be one, else 0."""
     device = engine.llm.get("device") or "auto"
     if device.startswith("cuda:"):
-        raise ConfigError(f"the cluster says which GPU is whose: give --device cuda, not {device}")
+        raise ConfigError(f"Ray assigns the GPUs: give --device cuda, not {device}")
     if device not in ("auto", "cuda"):
         return 0
-    found = ray.cluster_resources().get("GPU", 0)
-    if device == "cuda" and not found:
+    available = ray.cluster_resources().get("GPU", 0)
+    if device == "cuda" and not available:
         raise ConfigError("the cluster has no GPU: leave --device out, or give --device cpu")
-    return engine.ranks if found else 0
+    return engine.ranks if available else 0
 
 
-def check(replicas: int, max_replicas: int | None) -> None:
+def check_replicas(replicas: int, max_replicas: int | None) -> None:
     if replicas < 1 or (max_replicas is not None and max_replicas < replicas):
         raise ConfigError("replicas must be at least 1, and max_replicas no fewer than that")
 
@@ -152,111 +150,110 @@ def build(
     max_replicas: int | None = None,
     gpus: float = 0,
 ) -> serve.Application:
-    """The gateway and its replicas; more of them, up to `max_replicas`, as requests wait.
+    """The gateway and its replicas; Serve adds replicas, up to `max_replicas`, under load.
 
-    A replica has a core for each of its ranks, and `gpus` devices.
+    A replica has one core per rank, and `gpus` devices.
     """
     from lopa.engine.base import MAX_RUNNING
 
-    check(replicas, max_replicas)
-    at_once = engine.max_running or MAX_RUNNING
-    most = max_replicas or replicas
+    check_replicas(replicas, max_replicas)
+    max_running = engine.max_running or MAX_RUNNING
     scaling: dict[str, Any] = {"num_replicas": replicas}
     if max_replicas is not None:
-        least_window, most_window = _WINDOW
+        shortest, longest = _LOOK_BACK_SECONDS
         scaling = {
             "autoscaling_config": {
                 "min_replicas": replicas,
                 "max_replicas": max_replicas,
-                "target_ongoing_requests": at_once,
+                "target_ongoing_requests": max_running,
                 "upscale_delay_s": config.scale_up_seconds,
                 "downscale_delay_s": config.scale_down_seconds,
-                "look_back_period_s": min(max(config.scale_up_seconds, least_window), most_window),
+                "look_back_period_s": min(max(config.scale_up_seconds, shortest), longest),
             }
         }
     replica: Any = serve.deployment(
         Replica,
         name="replica",
         **scaling,
-        max_ongoing_requests=at_once + SLACK,
+        max_ongoing_requests=max_running + REPLICA_QUEUE,
         ray_actor_options={"num_cpus": engine.ranks, "num_gpus": gpus},
         placement_group_bundles=[bundle(engine, gpus)],
         placement_group_strategy="STRICT_PACK",
         health_check_period_s=2,
         health_check_timeout_s=10,
-        graceful_shutdown_wait_loop_s=_LOOK_EVERY,
+        graceful_shutdown_wait_loop_s=_SHUTDOWN_POLL_SECONDS,
         graceful_shutdown_timeout_s=config.drain_seconds,
     )
     gateway: Any = serve.deployment(
         serve.ingress()(Gateway),
         name="gateway",
-        max_ongoing_requests=_MANY,
+        max_ongoing_requests=_GATEWAY_MAX_REQUESTS,
         ray_actor_options={"num_cpus": 0},
-        graceful_shutdown_wait_loop_s=_LOOK_EVERY,
+        graceful_shutdown_wait_loop_s=_SHUTDOWN_POLL_SECONDS,
         graceful_shutdown_timeout_s=config.drain_seconds,
     )
-    capacity = most * at_once + config.max_queue
-    model = config.served_name or name_of(engine.model)
-    workers = replica.bind(asdict(engine), config.stall_seconds)
-    bound: serve.Application = gateway.bind(asdict(config), model, capacity, workers)
-    return bound
+    capacity = (max_replicas or replicas) * max_running + config.max_queue
+    model = config.served_name or model_name(engine.model)
+    bound_replica = replica.bind(asdict(engine), config.stall_seconds)
+    application: serve.Application = gateway.bind(asdict(config), model, capacity, bound_replica)
+    return application
 
 
 def bundle(engine: EngineConfig, gpus: float) -> dict[str, float]:
-    """What a replica takes of a node."""
+    """The resources of a replica."""
     return {"CPU": float(engine.ranks), **({"GPU": float(gpus)} if gpus else {})}
 
 
 def serve_replicas(
     config: ServeConfig, engine: EngineConfig, *, replicas: int, max_replicas: int | None
 ) -> None:
-    """Serve on the cluster that RAY_ADDRESS names, or on one of this machine, until a signal."""
-    check(replicas, max_replicas)
+    """Serve on the cluster at RAY_ADDRESS, or on one started here, until a signal."""
+    check_replicas(replicas, max_replicas)
     logs.set_up(config.log_format)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    with listen(config.host, config.port) as door:  # a port that is taken is found out here
-        port = door.getsockname()[1]
+    with listen(config.host, config.port) as listening_socket:  # fails early when the port is taken
+        port = listening_socket.getsockname()[1]
     log.info("starting", extra={"replicas": replicas, "ranks": engine.ranks})
     _join(cores=(max_replicas or replicas) * engine.ranks)
     up, stopped = threading.Event(), threading.Event()
 
-    def leave(*_: Any) -> None:
+    def stop(*_: Any) -> None:
         if stopped.is_set() or not up.is_set():
-            raise KeyboardInterrupt  # the second time, or there is nothing to be finished yet
+            raise KeyboardInterrupt  # the second signal, or nothing runs yet
         stopped.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # in place of Ray's own
-        signal.signal(number, leave)
+    for number in (signal.SIGINT, signal.SIGTERM):  # instead of Ray's handlers
+        signal.signal(number, stop)
     try:
-        gpus = gpus_of(engine)
-        _check_room(bundle(engine, gpus), replicas)
+        gpus = gpus_per_replica(engine)
+        _check_capacity(bundle(engine, gpus), replicas)
         application = build(config, engine, replicas=replicas, max_replicas=max_replicas, gpus=gpus)
         _start(config.host, port)
-        serve.run(application, name=_NAME, route_prefix="/")
+        serve.run(application, name=_APP_NAME, route_prefix="/")
         up.set()
         log.info("listening", extra={"url": f"http://{config.host}:{port}", "replicas": replicas})
         stopped.wait()
         log.info("stopping")
-        # Not left to the end of Serve, which cuts connections first.
-        serve.get_app_handle(_NAME).drain.remote(config.drain_seconds).result()
-        serve.delete(_NAME)
-    except RuntimeError as error:  # what Serve makes of a deployment that does not come up
-        raise LopaError(f"the replicas do not start: {_why(error)}") from None
+        # Drain first: Serve would close the connections.
+        serve.get_app_handle(_APP_NAME).drain.remote(config.drain_seconds).result()
+        serve.delete(_APP_NAME)
+    except RuntimeError as error:  # Serve's, when a deployment does not come up
+        raise LopaError(f"the replicas do not start: {_failure_reason(error)}") from None
     finally:
         _shut_down()
     log.info("stopped")
 
 
 def _join(cores: int) -> None:
-    """Join the cluster of RAY_ADDRESS, or start one here that counts so many cores at least.
+    """Join the cluster at RAY_ADDRESS, or start one here with at least so many logical cores.
 
-    Ranks that are more than the cores share them, as they do without a cluster.
+    Where there are more ranks than cores they share them, as without a cluster.
     """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         count = max(cores, os.cpu_count() or 1)
-        os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", _PATIENCE)
+        os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", _PROXY_READY_SECONDS)
         ray.init(address="local", num_cpus=count, include_dashboard=False, **quiet)
         return
     try:
@@ -269,27 +266,27 @@ def _join(cores: int) -> None:
 
 
 def _start(host: str, port: int) -> None:
-    """Serve itself, with its door."""
+    """Start Ray Serve and its HTTP proxy."""
     try:
         serve.start(http_options={"host": host, "port": port})
     except RayError as error:
         raise LopaError(
-            f"Ray Serve does not come up ({type(error).__name__}): try again, or where less is "
-            "going on"
+            f"Ray Serve does not come up ({type(error).__name__}): try again, or on a less busy "
+            "machine"
         ) from None
 
 
-def _check_room(wanted: Mapping[str, float], replicas: int) -> None:
-    """Replicas that find no room wait for it: no good where none will ever come."""
+def _check_capacity(resources: Mapping[str, float], replicas: int) -> None:
+    """Fail where replicas would wait for nodes that will never come."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    room = sum(min(int(node.get(k, 0) // n) for k, n in wanted.items()) for node in nodes)
-    if room >= replicas:
+    capacity = sum(min(int(node.get(k, 0) // n) for k, n in resources.items()) for node in nodes)
+    if capacity >= replicas:
         return
-    each = " and ".join(f"{count:g} {name}" for name, count in wanted.items())
-    message = f"there is room for {room} of {replicas} replicas, {each} on one node for each"
+    each = " and ".join(f"{count:g} {name}" for name, count in resources.items())
+    message = f"capacity for {capacity} of {replicas} replicas, each with {each} on one node"
     if not os.environ.get("RAY_ADDRESS"):
-        raise LopaError(f"{message}: ask for fewer, or give --device cpu")
-    log.warning(f"{message}: the others wait for nodes")
+        raise LopaError(f"the cluster has {message}: ask for fewer, or give --device cpu")
+    log.warning(f"the cluster has {message}: the others wait for nodes")
 
 
 def _shut_down() -> None:
@@ -298,9 +295,10 @@ def _shut_down() -> None:
     ray.shutdown()
 
 
-def _why(error: RuntimeError) -> str:
-    """What the last replica that failed had to say, or else Serve."""
-    found = serve.status().applications.get(_NAME)
-    said = found.deployments["replica"].message if found and found.deployments else ""
-    last: str = (said or str(error)).strip().splitlines()[-1]
+def _failure_reason(error: RuntimeError) -> str:
+    """The message of the last replica that failed, or else Serve's."""
+    application = serve.status().applications.get(_APP_NAME)
+    deployments = application.deployments if application else {}
+    message = deployments["replica"].message if deployments else ""
+    last: str = (message or str(error)).strip().splitlines()[-1]
     return last.removeprefix(f"{LopaError.__module__}.{LopaError.__name__}: ")

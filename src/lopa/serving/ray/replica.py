@@ -1,4 +1,4 @@
-"""One of several: an engine process with its client, as an actor of a Ray cluster."""
+"""A replica: an engine process with its client, as an actor of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ from typing import Any
 
 from lopa.errors import LopaError
 from lopa.serving import logs
-from lopa.serving.api.engine_client import Client
-from lopa.serving.api.request_state import Unobserved
+from lopa.serving.api.engine_client import EngineClient
+from lopa.serving.api.request_state import NullObserver
 from lopa.serving.config import EngineConfig
 from lopa.serving.jobs import Event, Job, pack
 
-SLACK = 8  # jobs that it holds beside those it runs, so that none waits for the network
+REPLICA_QUEUE = 8  # jobs that wait in a replica, so that a free slot need not wait for one
 
 
 class Replica:
-    """It is up when its model is loaded. Its ranks, if it has several, are on its node with it."""
+    """It is up when its model is loaded. All of its ranks are on its node."""
 
-    async def __init__(  # type: ignore[misc] # Serve awaits it
+    async def __init__(  # type: ignore[misc] # Ray Serve awaits it
         self, engine: dict[str, Any], stall_seconds: float
     ) -> None:
         logs.set_up("json")
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         config = EngineConfig(**engine)
         if config.ranks > 1:
-            os.environ["OMP_NUM_THREADS"] = "1"  # of a rank: a core each is what it was given
-        self._client = Client(config, Unobserved(), max_queue=SLACK, stall_seconds=stall_seconds)
+            os.environ["OMP_NUM_THREADS"] = "1"  # a rank has one core
+        self._client = EngineClient(
+            config, NullObserver(), max_queue=REPLICA_QUEUE, stall_seconds=stall_seconds
+        )
         await self._client.start()
         while not self._client.ready:
-            if self._client.failure is not None:
-                raise LopaError(self._client.failure[0])
+            if self._client.start_error is not None:
+                raise LopaError(self._client.start_error[0])
             await asyncio.sleep(0.05)
 
     async def check_health(self) -> None:
@@ -41,20 +43,20 @@ class Replica:
             raise RuntimeError("the engine does not start")
 
     async def gauges(self) -> tuple[str, dict[str, float | None]]:
-        """Its name, and what `/metrics` shows of it."""
+        """Its name and its gauges."""
         return self.name, self._client.gauges()
 
     async def run(self, job: dict[str, Any]) -> AsyncIterator[Any]:
         """The replica's name, then the job's events."""
         yield self.name
         queue: asyncio.Queue[Event] = asyncio.Queue()
-        (flow,) = self._client.submit([Job(**job)], lambda i, event: queue.put_nowait(event))
+        (request,) = self._client.submit([Job(**job)], lambda i, event: queue.put_nowait(event))
         try:
-            while flow.end is None or not queue.empty():
+            while request.end is None or not queue.empty():
                 yield pack(await queue.get())
         finally:
-            if flow.end is None:
-                self._client.drop(flow)
+            if request.end is None:
+                self._client.abort(request)
 
     async def __del__(self) -> None:
         if hasattr(self, "_client"):

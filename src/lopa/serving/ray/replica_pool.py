@@ -1,7 +1,7 @@
-"""A backend of replicas, as the gateway sees them.
+"""A backend of replicas, in the gateway.
 
-A job is given to a replica, and when that is lost, to another; the reader of a stream notices
-nothing but the wait.
+A job is submitted to a replica, and when that is lost, to another; a stream goes on after what it
+has sent.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from lopa.serving.api.engine_client import MAX_ATTEMPTS
-from lopa.serving.api.errors import check_room, loading, shutting_down
+from lopa.serving.api.errors import check_capacity, loading, shutting_down
 from lopa.serving.api.metrics import Metrics
-from lopa.serving.api.request_state import Flow, Gauges, Sink
+from lopa.serving.api.request_state import Gauges, RequestState, Sink
 from lopa.serving.jobs import Failed, Finished, Job, unpack
 
 log = logging.getLogger("lopa.serving")
 
-_FRESH = 1.0  # seconds for which what replicas said is good
-_PATIENCE = 2.0  # seconds in which they are to say it
-# By replica; what the others come to is known here, from all the jobs.
+_GAUGES_MAX_AGE_SECONDS = 1.0
+_GAUGES_TIMEOUT_SECONDS = 2.0
+_RETRY_AFTER_SECONDS = 1
+# Shown by replica; the other gauges are counted here, over all requests.
 _BY_REPLICA = (
     "ranks_alive",
     "engine_restarts",
@@ -36,154 +37,157 @@ _BY_REPLICA = (
 )
 
 
-class Cluster:
-    """Use on one event loop only."""
+class ReplicaPool:
+    """Use it on one event loop only."""
 
     def __init__(self, replicas: DeploymentHandle[Any], metrics: Metrics, capacity: int) -> None:
         self.capacity = capacity
-        self.state = "loading"  # then ready, restarting (no replica answers), draining
+        self.state = "loading"  # then ready, restarting (no replica is up), draining
         self._replicas = replicas
         self._metrics = metrics
-        self._flows: dict[str, Flow] = {}
-        self._carriers: dict[str, asyncio.Task[None]] = {}
-        self._first: asyncio.Task[None] | None = None
-        self._said: dict[str, dict[str, float | None]] = {}  # replica → gauges
-        self._asked = -_FRESH
+        self._requests: dict[str, RequestState] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by job: what submits it
+        self._startup: asyncio.Task[None] | None = None
+        self._gauges: dict[str, dict[str, float | None]] = {}  # by replica
+        self._asked_at = -_GAUGES_MAX_AGE_SECONDS
         self._asking = asyncio.Lock()
 
     @property
     def ready(self) -> bool:
         return self.state == "ready"
 
-    def flows(self) -> list[Flow]:
-        return list(self._flows.values())
+    def requests(self) -> list[RequestState]:
+        return list(self._requests.values())
 
     def gauges(self) -> Gauges:
-        running = sum(flow.running for flow in self._flows.values())
-        own: dict[str, Any] = {
+        running = sum(request.running for request in self._requests.values())
+        found: dict[str, Any] = {
             "ready": self.ready,
             "requests_running": running,
-            "requests_waiting": len(self._flows) - running,
-            "replicas": sum(bool(said["ready"]) for said in self._said.values()),
+            "requests_waiting": len(self._requests) - running,
+            "replicas": sum(bool(gauges["ready"]) for gauges in self._gauges.values()),
         }
         for name in _BY_REPLICA:
-            found = {replica: said[name] for replica, said in self._said.items()}
-            own[name] = {replica: value for replica, value in found.items() if value is not None}
-        return own
+            values = {replica: gauges[name] for replica, gauges in self._gauges.items()}
+            found[name] = {replica: value for replica, value in values.items() if value is not None}
+        return found
 
     async def refresh(self) -> None:
-        """Ask the replicas how they are, if that was long ago."""
+        """Ask the replicas for their gauges, unless those at hand are new enough."""
         async with self._asking:
-            if self.state in ("loading", "draining") or time.monotonic() < self._asked + _FRESH:
+            age = time.monotonic() - self._asked_at
+            if self.state in ("loading", "draining") or age < _GAUGES_MAX_AGE_SECONDS:
                 return
-            self._said = await self._ask()
-            self._asked = time.monotonic()
+            self._gauges = await self._ask()
+            self._asked_at = time.monotonic()
             if self.state != "draining":
-                up = any(said["ready"] for said in self._said.values())
+                up = any(gauges["ready"] for gauges in self._gauges.values())
                 self.state = "ready" if up else "restarting"
 
     async def _ask(self) -> dict[str, dict[str, float | None]]:
         try:
-            answers = await self._replicas.broadcast("gauges").results_async(
-                timeout_s=_PATIENCE, return_exceptions=True
+            replies = await self._replicas.broadcast("gauges").results_async(
+                timeout_s=_GAUGES_TIMEOUT_SECONDS, return_exceptions=True
             )
-        except TimeoutError:  # one of them hangs, which Serve finds out: what was said last stays
+        except TimeoutError:  # a replica hangs; Serve's health check finds it
             log.warning("a replica does not answer")
-            return self._said
+            return self._gauges
         except (RayError, RayServeException) as error:
             log.warning("there is no replica", extra={"reason": type(error).__name__})
             return {}
-        return dict(answer for answer in answers if not isinstance(answer, BaseException))
+        return dict(reply for reply in replies if not isinstance(reply, BaseException))
 
-    def submit(self, jobs: list[Job], sink: Sink) -> list[Flow]:
+    def submit(self, jobs: list[Job], sink: Sink) -> list[RequestState]:
         if self.state == "draining":
             raise shutting_down()
         if self.state == "loading":
             raise loading()
-        check_room(len(jobs), len(self._flows), self.capacity, retry_after=1)
-        flows = [Flow(job, i, sink, self._metrics) for i, job in enumerate(jobs)]
-        for flow in flows:
-            self._flows[flow.job.id] = flow
-            self._carriers[flow.job.id] = asyncio.create_task(self._carry(flow))
-        return flows
+        check_capacity(len(jobs), len(self._requests), self.capacity, _RETRY_AFTER_SECONDS)
+        requests = [RequestState(job, i, sink, self._metrics) for i, job in enumerate(jobs)]
+        for request in requests:
+            self._requests[request.job.id] = request
+            self._tasks[request.job.id] = asyncio.create_task(self._run(request))
+        return requests
 
-    def drop(self, flow: Flow) -> None:
-        self._flows.pop(flow.job.id, None)
-        carrier = self._carriers.pop(flow.job.id, None)
-        if carrier is not None:
-            carrier.cancel()
+    def abort(self, request: RequestState) -> None:
+        self._requests.pop(request.job.id, None)
+        task = self._tasks.pop(request.job.id, None)
+        if task is not None:
+            task.cancel()
 
     async def start(self) -> None:
-        self._first = asyncio.create_task(self._wait_for_one())
+        self._startup = asyncio.create_task(self._wait_for_replica())
 
-    async def _wait_for_one(self) -> None:
-        """Until a replica is up: Serve holds the call back until then."""
+    async def _wait_for_replica(self) -> None:
+        """Until a replica is up: Serve delays the call until then."""
         while self.state == "loading":
             try:
-                name, said = await self._replicas.gauges.remote()
+                name, gauges = await self._replicas.gauges.remote()
             except (RayError, RayServeException) as error:
                 log.warning("no replica yet", extra={"reason": type(error).__name__})
                 await asyncio.sleep(1.0)
                 continue
             if self.state == "loading":
-                self._said, self.state = {name: said}, "ready"
+                self._gauges, self.state = {name: gauges}, "ready"
 
     async def stop(self) -> None:
         self.drain()
-        if self._first is not None:
-            self._first.cancel()
-        for flow in self.flows():
-            flow.take(Failed(kind="shutdown", message="the server is shutting down: ask again"))
-            self.drop(flow)
+        if self._startup is not None:
+            self._startup.cancel()
+        for request in self.requests():
+            request.handle(
+                Failed(kind="shutdown", message="the server is shutting down: try again")
+            )
+            self.abort(request)
 
     def drain(self) -> None:
         self.state = "draining"
 
-    async def _carry(self, flow: Flow) -> None:
-        """Give a job to replicas until one has answered it."""
+    async def _run(self, request: RequestState) -> None:
+        """Submit a job to replicas until one has finished it."""
         try:
-            while flow.end is None:
+            while not _has_ended(request):
                 try:
-                    reason = await self._run(flow)
+                    reason = await self._run_on_replica(request)
                 except (RayError, RayServeException) as error:
                     reason = type(error).__name__
-                if self._is_over(flow):
+                if _has_ended(request):
                     break
                 self._metrics.retried.inc()
-                flow.attempts += 1
-                flow.again()
-                log.error("replica lost", extra={"id": flow.job.id, "reason": reason})
-                if flow.attempts >= MAX_ATTEMPTS:
-                    message = f"{flow.attempts} replicas were lost while they worked on this"
-                    flow.take(Failed(kind="engine", message=message))
-                else:  # until the cluster knows that it is lost, it may send us there again
-                    await asyncio.sleep(0.25 * 2**flow.attempts)
-        except asyncio.CancelledError:
-            raise
+                request.attempts += 1
+                request.restart()
+                log.error("replica lost", extra={"id": request.job.id, "reason": reason})
+                if request.attempts >= MAX_ATTEMPTS:
+                    message = f"{request.attempts} replicas died while they ran this request"
+                    request.handle(Failed(kind="engine", message=message))
+                else:  # Serve may choose the lost replica again until it has noticed
+                    await asyncio.sleep(0.25 * 2**request.attempts)
         except Exception as error:
-            log.exception("failed", extra={"id": flow.job.id})
-            flow.take(Failed(kind="engine", message=f"the replica failed ({type(error).__name__})"))
+            log.exception("failed", extra={"id": request.job.id})
+            message = f"the replica failed ({type(error).__name__})"
+            request.handle(Failed(kind="engine", message=message))
         finally:
-            self._flows.pop(flow.job.id, None)
-            self._carriers.pop(flow.job.id, None)
+            self._requests.pop(request.job.id, None)
+            self._tasks.pop(request.job.id, None)
 
-    def _is_over(self, flow: Flow) -> bool:
-        return flow.end is not None
-
-    async def _run(self, flow: Flow) -> str:
-        """Until the replica has no more to say of a job; why, where that was too early."""
-        events: Any = self._replicas.options(stream=True).run.remote(asdict(flow.job))
+    async def _run_on_replica(self, request: RequestState) -> str:
+        """Handle a replica's events until they end; returns why they ended."""
+        events: Any = self._replicas.options(stream=True).run.remote(asdict(request.job))
         try:
             async for item in events:
                 if isinstance(item, str):
-                    flow.give()
+                    request.mark_submitted()
                     self._metrics.replica_jobs.labels(item).inc()
                     continue
                 event = unpack(item)
                 if isinstance(event, Failed) and event.kind == "shutdown":
                     return "it is shutting down"
-                flow.take(event)
+                request.handle(event)
         finally:
-            if not isinstance(flow.end, Finished):
+            if not isinstance(request.end, Finished):
                 events.cancel()
         return "it ended too early"
+
+
+def _has_ended(request: RequestState) -> bool:
+    return request.end is not None

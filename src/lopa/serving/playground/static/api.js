@@ -1,4 +1,4 @@
-// Talking to the server: requests, the stream of a run, and errors that say what to do.
+// Requests to the server, the stream of a run, and errors.
 
 const KEY = "lopa-api-key";
 
@@ -41,7 +41,7 @@ async function failure(response) {
   try {
     error = (await response.json()).error ?? {};
   } catch {
-    // Not from our server (a proxy, say): the status has to do.
+    // Not from this server (a proxy, say): there is only the status.
   }
   const message = error.message ?? `The server answered ${response.status} ${response.statusText}.`;
   return new ServerError(message, {
@@ -51,10 +51,12 @@ async function failure(response) {
   });
 }
 
-// Start a run; its records one by one. Throws a ServerError where it cannot begin or breaks off.
-export async function* stream(path, body, signal) {
-  const response = await request(path, {
-    body: { ...body, stream: true, stream_mode: "denoise" },
+// Start a run; yields its records. Throws a ServerError when it cannot start or breaks off.
+export async function* stream(info, { prompt, chat, settings }, signal) {
+  const asChat = info.chat && chat;
+  const asked = asChat ? { messages: [{ role: "user", content: prompt }] } : { prompt };
+  const response = await request(asChat ? "v1/chat/completions" : "v1/completions", {
+    body: { model: info.model, ...asked, ...settings, stream: true, stream_mode: "denoise" },
     signal,
   });
   const reader = response.body.getReader();
@@ -67,7 +69,7 @@ export async function* stream(path, body, signal) {
       for (const data of events.push(done ? "" : decoder.decode(value, { stream: true }))) {
         if (data === "[DONE]") return;
         const record = JSON.parse(data);
-        // OpenAI's form of an error in mid-stream has no type.
+        // An error in mid-stream in OpenAI's format has no type.
         if (record.error && !record.type) record.type = "error";
         complete = record.type === "end" || record.type === "error";
         yield record;
@@ -85,7 +87,7 @@ export async function* stream(path, body, signal) {
 
 const LOST = "The connection to the server broke off in the middle of the run.";
 
-// Server-sent events out of chunks that may end anywhere.
+// Server-sent events from chunks that may end anywhere.
 export class EventReader {
   #rest = "";
   #data = [];

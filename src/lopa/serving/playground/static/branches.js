@@ -1,8 +1,8 @@
-// The branches of one round: a lane each, with the token it looked ahead to, its score, and how
-// sure it was at every mask that it had left.
+// The branches of one round: a lane each, with its lookahead token, its score, and its confidence
+// at every remaining mask.
 
 import { landscapeColours } from "./colour.js";
-import { fixed, h, percent, quoted, setAttribute, setText } from "./dom.js";
+import { fixed, h, percent, plural, quoted, setAttribute, setText } from "./dom.js";
 import { landscape } from "./trace.js";
 
 export class BranchLanes {
@@ -12,7 +12,7 @@ export class BranchLanes {
     this.lanes = [];
     this.state = [null, 0];
     const head = (name, label) => h("span", { role: "columnheader", class: name }, label);
-    // Not a table element: its cells would be laid out anew, all of them, when a text changes.
+    // Not a table element: all of its cells would be laid out again when a text changes.
     this.table = h(
       "div",
       { class: "lanes", role: "table", "aria-label": "Branches of the round shown" },
@@ -23,10 +23,10 @@ export class BranchLanes {
           "div",
           { role: "row", class: "lane heads" },
           head("rank", "#"),
-          head("ahead", "looks ahead to"),
+          head("ahead", "lookahead"),
           head("prob", "p"),
           head("score", "score"),
-          head("strip-cell", "how sure at each mask it has left"),
+          head("strip-cell", "confidence at each remaining mask"),
         ),
       ),
       this.body,
@@ -56,10 +56,10 @@ export class BranchLanes {
       setAttribute(lane.row, "class", won ? "lane won" : "lane");
       setText(lane.rank, ahead ? String(index + 1) : "–");
       setText(lane.token, ahead ? quoted(shownPiece(run, ahead.token)) : "anchor");
-      setText(lane.place, ahead ? ` at +${ahead.position - run.prompt}` : " as it is");
+      setText(lane.place, ahead ? ` at +${ahead.position - run.prompt}` : "");
       setText(lane.prob, ahead ? percent(ahead.max_prob) : "");
       lane.position = ahead?.position ?? null;
-      // The worst is a stub, not nothing: scores are compared, they have no zero.
+      // The worst still has a short bar: scores are compared and have no zero.
       const share = span > 0 ? (branch.score - low) / span : 1;
       lane.bar.style.backgroundSize = `${(4 + 96 * share).toFixed(1)}% 100%`;
       setText(lane.figure, fixed(branch.score, 3));
@@ -73,7 +73,7 @@ export class BranchLanes {
   }
 
   #addLane() {
-    // What changes stands in a box of fixed size inside its cell, and is laid out by itself.
+    // Text that changes is in a box of fixed size inside its cell, so that only the box is laid out.
     const box = () => h("span", { class: "box" });
     const cell = (name, role, content) => h("span", { role, class: name }, content);
     const lane = {
@@ -110,7 +110,7 @@ export class BranchLanes {
     this.body.append(lane.row);
   }
 
-  // A pixel a position, stretched by the style sheet; the same positions in every lane.
+  // One pixel per position, stretched by the style sheet; the same positions in every lane.
   #strip(lane, run, branch, { from, to, places }) {
     const width = Math.max(to - from, 1);
     if (lane.canvas.width !== width) lane.canvas.width = width;
@@ -130,38 +130,37 @@ export class BranchLanes {
     }
     if (branch.lookahead) pixels[branch.lookahead.position - from] = colours.ahead;
     lane.pen.putImageData(image, 0, 0);
-    const mean = levels.length ? `, ${percent(sum / 255 / levels.length)} sure on average` : "";
+    const mean = levels.length ? `, mean confidence ${percent(sum / 255 / levels.length)}` : "";
     setAttribute(lane.canvas, "aria-label", `${branch.masks} masks left${mean}`);
   }
 }
 
-// Names of tokens that end a text are long, and there are many of them.
+// EOS tokens have long names, and there are many of them.
 function shownPiece(run, token) {
   return run.eos.has(token) ? "∎" : run.piece(token);
 }
 
-// The round in a sentence.
+// The round in words.
 export function story(run, round) {
   const record = run.rounds[round - 1];
-  if (!record) return "Nothing but masks: the model has not been asked yet.";
+  if (!record) return "Before round 1: only masks.";
   const winner = record.branches[record.winner];
   const count = record.branches.length;
   const filled = record.fills.length;
   const forced = record.fills.filter((fill) => fill.kind === "forced").length;
-  const tokens = `${filled} ${filled === 1 ? "token" : "tokens"}`;
+  const tokens = plural(filled, "token");
   const how = !filled
-    ? "nothing more was to fill"
+    ? "no token filled"
     : forced === filled
-      ? `nothing was sure enough, so the best ${forced === 1 ? "one was" : `${forced} were`} filled anyway`
-      : `${tokens} filled at once${forced ? ` (${forced} forced)` : ""}`;
+      ? `no token above the threshold, ${forced === 1 ? "the best one" : `the best ${forced}`} forced`
+      : `${tokens} filled${forced ? ` (${forced} forced)` : ""}`;
   if (count === 1) return `One forward over ${winner.masks} masks: ${how}.`;
   const anchor = record.branches[count - 1];
-  if (!winner.lookahead) {
-    return `${count} branches in one forward. None of the lookaheads beat the anchor (score ${fixed(winner.score, 2)}): ${how}.`;
-  }
+  const rows = `${plural(count - 1, "lookahead")} and the anchor in one forward.`;
+  if (!winner.lookahead) return `${rows} The anchor won (score ${fixed(anchor.score, 2)}): ${how}.`;
+  const { token, max_prob } = winner.lookahead;
   return (
-    `${count} branches in one forward. Placing ${quoted(shownPiece(run, winner.lookahead.token))} early ` +
-    `(${percent(winner.lookahead.max_prob)} sure, rank ${record.winner + 1}) made the rest look clearest: ` +
-    `score ${fixed(winner.score, 2)} against ${fixed(anchor.score, 2)} without it. From the same forward, ${how}.`
+    `${rows} Lookahead ${record.winner + 1}, ${quoted(shownPiece(run, token))} (${percent(max_prob)}), ` +
+    `won: score ${fixed(winner.score, 2)}, anchor ${fixed(anchor.score, 2)}; ${how}.`
   );
 }

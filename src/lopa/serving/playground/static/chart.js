@@ -7,7 +7,7 @@ const MARGIN = { left: 44, right: 16, top: 12, bottom: 36 };
 
 export class Chart {
   constructor(root) {
-    this.width = 640; // of the drawing, in pixels: letters keep their size on any screen
+    this.width = 640; // in pixels, so that text has the same size on any screen
     this.last = null;
     new ResizeObserver(() => {
       const width = Math.max(280, Math.round(root.clientWidth));

@@ -1,5 +1,5 @@
-// The scales: nine steps from unsure to sure, fine where fills happen; nine steps from the first
-// round to the last. The colours themselves are in style.css, so a theme changes them all.
+// The scales: nine steps of confidence, fine where fills happen; nine steps from the first round
+// to the last. The colours are in style.css.
 
 const STEPS = [0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.99];
 
@@ -16,7 +16,7 @@ export function roundLevel(round, total) {
   return total <= 1 ? 0 : Math.round(((round - 1) / (total - 1)) * (LEVELS - 1));
 }
 
-// The confidence scale as pixels for every byte of a landscape; of the theme in force.
+// The confidence scale as a pixel for every byte of a landscape, in the current theme.
 let table = null;
 
 export function landscapeColours() {

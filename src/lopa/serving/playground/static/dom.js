@@ -1,4 +1,4 @@
-// Small helpers. Everything that a model or a stranger wrote goes in as text, never as markup.
+// Small helpers. Everything from a model or a file is inserted as text, never as markup.
 
 export const $ = (selector, root = document) => root.querySelector(selector);
 
@@ -27,7 +27,7 @@ export function setAttribute(element, name, value) {
   }
 }
 
-// A token in a small cell: line breaks and spaces that would not be seen get a sign.
+// A token in a small cell: line breaks and spaces get a visible sign.
 export function visible(piece) {
   if (/^ +$/.test(piece)) return "␣".repeat(Math.min(piece.length, 3));
   let text = "";
@@ -36,12 +36,22 @@ export function visible(piece) {
     if (char === "\n") text += "↵";
     else if (char === "\t") text += "⇥";
     else if (code < 0x20) text += String.fromCodePoint(0x2400 + code);
-    // Marks that are not seen, or that turn the text around, are shown by number.
+    // Characters that are invisible, or that reorder text, are shown by number.
     else if (/[\p{Cf}\p{Zl}\p{Zp}]/u.test(char) && !/[\u200c\u200d]/.test(char)) {
       text += `\\u${code.toString(16).padStart(4, "0")}`;
     } else text += char;
   }
   return text;
+}
+
+// Buttons for example prompts; hidden when there are none.
+export function exampleChips(root, examples, onpick) {
+  root.replaceChildren(
+    ...examples.map(({ name, prompt }) =>
+      h("button", { type: "button", class: "chip", title: prompt, onclick: () => onpick(prompt) }, name),
+    ),
+  );
+  root.hidden = !examples.length;
 }
 
 export const quoted = (piece) => `‘${visible(piece)}’`;

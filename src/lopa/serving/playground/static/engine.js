@@ -1,11 +1,11 @@
-// The engine view: what the server is doing, from its own slots and metrics.
+// The engine view: requests and counters, from `/slots` and `/metrics`.
 
 import { request, ServerError } from "./api.js";
 import { fixed, h, setText } from "./dom.js";
 import { Notice } from "./notice.js";
 
 const EVERY = 1000; // ms
-const KEPT = 60; // points of the lines
+const HISTORY = 60; // points
 
 export class EngineView {
   constructor(root) {
@@ -35,8 +35,8 @@ export class EngineView {
   async #tick() {
     try {
       const [slots, metrics] = await Promise.all([
-        request("slots").then((answer) => answer.json()),
-        request("metrics").then((answer) => answer.text()),
+        request("slots").then((response) => response.json()),
+        request("metrics").then((response) => response.text()),
       ]);
       if (this.element["notice"].hidden === false) this.notice.clear();
       this.show(slots, parseMetrics(metrics));
@@ -46,7 +46,7 @@ export class EngineView {
       this.root.dataset.state = "lost";
       const message =
         error.status === 401
-          ? "This server wants an API key: give it under Settings of Generate."
+          ? "This server needs an API key: enter it in the settings of Generate."
           : `${error.message} Trying again …`;
       this.notice.show(message);
     }
@@ -65,7 +65,7 @@ export class EngineView {
       waiting: sum("lopa_requests_waiting") ?? 0,
     };
     this.history.push(point);
-    if (this.history.length > KEPT) this.history.shift();
+    if (this.history.length > HISTORY) this.history.shift();
     const count = sum("lopa_tokens_per_forward_count");
     const tpf = count ? sum("lopa_tokens_per_forward_sum") / count : NaN;
     const before = this.history[Math.max(0, this.history.length - 6)];
@@ -87,8 +87,8 @@ export class EngineView {
     this.#more(metrics);
   }
 
-  #slots(answer) {
-    const list = (answer.slots ?? []).map(({ state, ...slot }) => [state, slot]);
+  #slots(response) {
+    const list = (response.slots ?? []).map(({ state, ...slot }) => [state, slot]);
     this.element["slots-empty"].hidden = list.length > 0;
     this.element["slots"].hidden = list.length === 0;
     const columns = [...new Set(list.flatMap(([, slot]) => Object.keys(slot)))].filter((name) =>
@@ -131,7 +131,7 @@ export class EngineView {
     const bars = bounds.map(({ le, n }, i) => ({ le, low: bounds[i - 1]?.le ?? 0, n: n - (bounds[i - 1]?.n ?? 0) }));
     const used = bars.filter((bar) => bar.n > 0);
     if (!used.length) {
-      root.replaceChildren(h("p", { class: "empty" }, "No answer yet."));
+      root.replaceChildren(h("p", { class: "empty" }, "No round yet."));
       return;
     }
     const from = bars.indexOf(used[0]);
@@ -182,12 +182,12 @@ export class EngineView {
 
   #more(metrics) {
     const names = [
-      ["lopa_cache_pages_used", "cache pages held"],
+      ["lopa_cache_pages_used", "cache pages used"],
       ["lopa_cache_pages", "cache pages"],
-      ["lopa_cache_tokens", "tokens the cache is held for"],
+      ["lopa_cache_tokens", "cache tokens reserved"],
       ["lopa_engine_restarts", "engine restarts"],
-      ["lopa_requests_rejected_total", "requests refused"],
-      ["lopa_answers_dropped_total", "clients gone"],
+      ["lopa_requests_rejected_total", "requests refused (429)"],
+      ["lopa_answers_dropped_total", "clients disconnected"],
     ];
     this.element["more"].replaceChildren(
       ...names

@@ -1,9 +1,9 @@
-// The generate view: one prompt, its answer as it is filled, the branches, and time.
+// The generate view: one prompt, its output as it is filled, the branches, and the player.
 
 import { apiKey, ServerError, stream } from "./api.js";
 import { BranchLanes, story } from "./branches.js";
 import { LEVELS, STEP_LABELS } from "./colour.js";
-import { download, fixed, h, plural, setText, visible } from "./dom.js";
+import { download, exampleChips, fixed, h, plural, setText, visible } from "./dom.js";
 import { TokenGrid } from "./grid.js";
 import { Notice } from "./notice.js";
 import { Player, playerKeys } from "./player.js";
@@ -11,7 +11,7 @@ import { decodeSettings, encodeSettings, SettingsForm } from "./settings.js";
 import { hideTip, showTip } from "./tip.js";
 import { readTrace, Run, TraceError } from "./trace.js";
 
-const TEXT_EVERY = 250; // ms, while time runs
+const TEXT_EVERY = 250; // ms, while playing
 const PARTS = ["tokens", "lanes", "more lanes", "round", "text"];
 
 export class GenerateView {
@@ -21,7 +21,7 @@ export class GenerateView {
     this.onaddress = onaddress;
     this.run = null;
     this.textShown = 0;
-    this.wanted = new Set(); // parts that are to be shown
+    this.wanted = new Set(); // parts that are still to be drawn
     this.turn = PARTS.length - 1;
     this.running = null; // AbortController of the run in progress
     this.element = Object.fromEntries(
@@ -41,19 +41,7 @@ export class GenerateView {
       },
     });
     this.lanes = new BranchLanes(e["lanes"], { onpoint: (position) => this.grid.point(position) });
-    this.player = new Player(
-      {
-        back: e["step-back"],
-        play: e["play"],
-        forward: e["step-forward"],
-        first: e["to-first"],
-        last: e["to-last"],
-        scrubber: e["scrubber"],
-        speed: e["speed"],
-        label: e["round-label"],
-      },
-      (round, moving) => this.show(round, moving),
-    );
+    this.player = new Player(e, e["round-label"], (round, moving) => this.show(round, moving));
     playerKeys(this.player, () => !root.hidden);
     this.#compose();
     this.#files();
@@ -64,16 +52,11 @@ export class GenerateView {
 
   #compose() {
     const e = this.element;
-    for (const { name, prompt } of this.info.examples) {
-      const chip = h("button", { type: "button", class: "chip", title: prompt }, name);
-      chip.addEventListener("click", () => {
-        e["prompt"].value = prompt;
-        this.onaddress();
-        e["prompt"].focus();
-      });
-      e["examples"].append(chip);
-    }
-    e["examples"].hidden = !this.info.examples.length;
+    exampleChips(e["examples"], this.info.examples, (prompt) => {
+      e["prompt"].value = prompt;
+      this.onaddress();
+      e["prompt"].focus();
+    });
     if (this.info.hint) setText(e["prompt-hint"], `${this.info.hint} Ctrl + Enter runs it.`);
     e["all-settings"].open = matchMedia("(min-width: 900px)").matches;
     e["chat-row"].hidden = !this.info.chat;
@@ -96,20 +79,6 @@ export class GenerateView {
     });
   }
 
-  body() {
-    const e = this.element;
-    const prompt = e["prompt"].value;
-    const chat = this.info.chat && e["chat"].checked;
-    return {
-      path: chat ? "v1/chat/completions" : "v1/completions",
-      body: {
-        model: this.info.model,
-        ...(chat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
-        ...this.settings.values(),
-      },
-    };
-  }
-
   async start() {
     this.running?.abort();
     this.notice.clear();
@@ -124,8 +93,9 @@ export class GenerateView {
     this.#state("running");
     setText(this.element["status"], "Waiting for the first round …");
     try {
-      const { path, body } = this.body();
-      for await (const record of stream(path, body, control.signal)) {
+      const { prompt, chat } = this.element;
+      const asked = { prompt: prompt.value, chat: chat.checked, settings: this.settings.values() };
+      for await (const record of stream(this.info, asked, control.signal)) {
         const type = run.push(record);
         if (type === "run") this.open(run, true);
         if (type === "error") throw new ServerError(run.error.message ?? "The run failed.");
@@ -152,7 +122,7 @@ export class GenerateView {
     }
     setText(this.element["status"], "");
     if (error instanceof TraceError) {
-      this.notice.show(`The server sent what this page cannot read (${error.message}).`);
+      this.notice.show(`The server sent a line that this page cannot read (${error.message}).`);
       return;
     }
     if (!(error instanceof ServerError)) throw error;
@@ -164,16 +134,16 @@ export class GenerateView {
   #finished() {
     const { run } = this;
     const reasons = {
-      eos: "the model ended its text",
-      stop: "a stop string came",
-      length: "the room was used up",
-      rounds: "the limit of rounds was reached",
+      eos: "EOS",
+      stop: "a stop string",
+      length: "the maximum of new tokens",
+      rounds: "the maximum of rounds",
     };
     const [tokens, rounds] = [run.tokens[run.total], run.total];
     setText(
       this.element["status"],
-      `Finished: ${plural(tokens, "token")} in ${plural(rounds, "round")}; ` +
-        `${reasons[run.end.finish] ?? run.end.finish}.`,
+      `Finished: ${plural(tokens, "token")} in ${plural(rounds, "round")}, ` +
+        `ended by ${reasons[run.end.finish] ?? run.end.finish}.`,
     );
   }
 
@@ -183,7 +153,7 @@ export class GenerateView {
     const pressed = [e["run"], e["stop"]].includes(document.activeElement);
     e["stop"].hidden = state !== "running";
     e["run"].hidden = state === "running";
-    if (pressed) (state === "running" ? e["stop"] : e["run"]).focus(); // one takes the other's place
+    if (pressed) (state === "running" ? e["stop"] : e["run"]).focus(); // they share one place
     e["welcome"].hidden = state !== "empty";
     e["stage"].hidden = this.run === null;
     e["save"].disabled = !this.run?.done;
@@ -210,13 +180,13 @@ export class GenerateView {
     }
   }
 
-  // Everything at once, or, while time runs, a part a frame: in turn, each at the newest round.
+  // Everything at once, or, while playing, one part per frame: in turn, each at the newest round.
   show(round, moving = false) {
     if (!this.run) return;
     hideTip();
     this.round = round;
     const now = performance.now();
-    // A long text is costly to lay out, and nobody reads it at sixty versions a second.
+    // A long text is costly to lay out.
     const text = !moving || now - this.textShown > TEXT_EVERY;
     if (text) this.textShown = now;
     PARTS.forEach((part) => (part !== "text" || text) && this.wanted.add(part));
@@ -274,7 +244,7 @@ export class GenerateView {
     if (run.done && round >= run.total) e["answer"].setAttribute("aria-live", "off");
   }
 
-  // Text grows at its end while a run is live: what is added is all that a reader is told.
+  // Text grows at its end while a run is live; a screen reader announces only what is added.
   #text(text) {
     const answer = this.element["answer"];
     const before = answer.textContent;
@@ -301,7 +271,7 @@ export class GenerateView {
         title: by === "round" ? "" : `above ${STEP_LABELS[level]}`,
       }),
     );
-    const [low, high] = by === "round" ? ["first round", "last"] : ["unsure", "sure"];
+    const [low, high] = by === "round" ? ["first round", "last"] : ["low confidence", "high"];
     e["scale"].replaceChildren(low, h("span", { class: "swatches" }, ...swatches), high);
   }
 

@@ -1,23 +1,23 @@
-// The answer as a grid of tokens, block by block. `show(round)` touches only what differs from
-// the round shown before, so a frame costs what changed and not what there is.
+// The output as a grid of tokens, block by block. `show(round)` changes only what differs from the
+// round shown before, so the cost of a frame does not grow with the output.
 
 import { confidenceLevel, roundLevel } from "./colour.js";
 import { h, percent, plural, quoted, setAttribute, setText, visible } from "./dom.js";
 
 export const KINDS = {
-  threshold: "surer than the threshold",
-  forced: "forced: the best of its block, though below the threshold",
-  lookahead: "looked ahead: placed early, and its branch won",
-  count: "by count: the schedule takes a fixed number a round",
+  threshold: "above the threshold",
+  forced: "forced: the best of its block, below the threshold",
+  lookahead: "lookahead: its branch won",
+  count: "by count: a fixed number per round",
 };
 
 const STATES = {
-  semi: ["semi-activated", "fills only what is surer than the threshold"],
-  active: ["active", "fills at least one token a round"],
-  to_cache: ["committing", "complete: its keys and values go to the cache in this round"],
-  committed: ["committed", "in the cache: read, no longer computed"],
-  done: ["complete", "no mask left"],
-  ahead: ["not there yet", "is appended in a later round"],
+  semi: ["semi-activated", "fills only tokens above the threshold"],
+  active: ["active", "fills at least one token per round"],
+  to_cache: ["committing", "complete: its KV is committed to the cache in this round"],
+  committed: ["committed", "read from the cache, no longer computed"],
+  done: ["complete", "no masks left"],
+  ahead: ["not appended", "appended in a later round"],
 };
 
 export class TokenGrid {
@@ -40,7 +40,7 @@ export class TokenGrid {
     this.fresh = [];
     this.candidates = [];
     this.coloured = 0; // rounds that the colours by round are spread over
-    this.entry = null; // the one cell that the Tab key reaches
+    this.entry = null; // the cell that is the tab stop
     this.root.replaceChildren();
   }
 
@@ -82,7 +82,7 @@ export class TokenGrid {
     this.pointed?.classList.add("pointed");
   }
 
-  // What a person is told about a position after the round shown.
+  // Details of a position after the round shown.
   describe(position) {
     const { run } = this;
     const cell = run.cells.get(position);
@@ -91,7 +91,7 @@ export class TokenGrid {
       const ahead = run.rounds[this.shown - 1]?.spawned.find((a) => a.position === position);
       const rows = [["place", `+${place}`]];
       if (ahead) {
-        rows.push(["next round tries", quoted(run.piece(ahead.token))]);
+        rows.push(["next lookahead", quoted(run.piece(ahead.token))]);
         rows.push(["probability", percent(ahead.max_prob)]);
       }
       return { title: "mask", rows };
@@ -102,7 +102,7 @@ export class TokenGrid {
         ["place", `+${place}`],
         ["probability", percent(cell.prob)],
         ["filled in", `round ${cell.round} of ${run.total}`],
-        ["how", KINDS[cell.kind] ?? cell.kind],
+        ["fill", KINDS[cell.kind] ?? cell.kind],
         ["token id", String(cell.token)],
       ],
     };
@@ -125,7 +125,7 @@ export class TokenGrid {
         : h(
             "button",
             { type: "button", class: "cell", tabindex: -1, "data-position": position },
-            h("span"), // holds the text: a box of fixed size, laid out by itself
+            h("span"), // a box of fixed size for the text, so that only it is laid out
           );
       this.cells.set(position, cell);
       this.#paint(position, cell);
@@ -154,9 +154,9 @@ export class TokenGrid {
       this.colourBy === "round"
         ? `r${roundLevel(cell.round, this.run.total)}`
         : `c${confidenceLevel(cell.prob)}`;
-    const ended = this.run.eos.has(cell.token);
+    const isEos = this.run.eos.has(cell.token);
     const piece = this.run.piece(cell.token);
-    const text = ended ? "∎" : visible(piece);
+    const text = isEos ? "∎" : visible(piece);
     element.className = `cell filled ${scale} ${cell.kind}${isLong(text) ? " long" : ""}`;
     if (this.compact) return;
     setText(element.firstChild, text);
@@ -174,7 +174,7 @@ export class TokenGrid {
     this[list] = positions;
   }
 
-  // Masks where the next round looks ahead show what it will try.
+  // Masks where the next round looks ahead show the lookahead token.
   #candidates(ahead) {
     if (!this.compact) {
       for (const position of this.candidates) {
@@ -225,7 +225,7 @@ export class TokenGrid {
     }
     this.root.addEventListener("pointerleave", () => ondetail?.(null));
     this.root.addEventListener("focusout", () => ondetail?.(null));
-    // One stop of the Tab key for the whole grid; arrows move inside it.
+    // The grid is one tab stop; arrow keys move inside it.
     this.root.addEventListener("keydown", (event) => {
       const position = at(event);
       if (position === null || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -266,7 +266,7 @@ export function blockState(run, block, round) {
   if (block.round > Math.max(round, 1)) return ["ahead", masks];
   const view = record.blocks.find((b) => Math.max(b.start, run.prompt) === block.start);
   if (!view) {
-    // Left of what the round looked at it is in the cache; right of it, another branch made it.
+    // Left of the round's blocks it is in the cache; right of them, another branch appended it.
     const first = record.blocks.find((b) => b.end > run.prompt)?.start ?? Infinity;
     return [block.start < first ? "committed" : "ahead", masks];
   }

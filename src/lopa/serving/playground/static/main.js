@@ -67,7 +67,7 @@ async function main() {
   };
   addEventListener("hashchange", follow);
   $(".skip").addEventListener("click", (event) => {
-    event.preventDefault(); // the address is the view's
+    event.preventDefault(); // the hash of the address belongs to the view
     $("#main").focus();
   });
   follow();

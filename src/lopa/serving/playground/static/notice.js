@@ -1,4 +1,4 @@
-// What went wrong, in a line, with what can be done about it.
+// A message about an error, with a button for what can be done.
 
 import { $, h } from "./dom.js";
 import { recovery } from "./api.js";
@@ -30,11 +30,11 @@ export class Notice {
     this.root.replaceChildren(h("p", {}, message), ...(button ? [button] : []), close);
   }
 
-  // Tell about an error of the server, and wait for one that is gone. kept: what remains.
+  // Show an error of the server, and wait for a server that is gone. kept: what remains.
   async failed(error, { kept = "", again = null } = {}) {
     const action = again && { label: "Run again", run: again };
     if (error.status === 401) {
-      this.show("This server wants an API key: give it under Settings, then run again.", { action });
+      this.show("This server needs an API key: enter it under Settings, then run again.", { action });
       $("#api-key")?.closest("details")?.setAttribute("open", "");
       $("#api-key")?.focus();
     } else if (error.status === 429) {

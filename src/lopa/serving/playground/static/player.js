@@ -1,20 +1,29 @@
-// Time: which round is shown. Follows a live run until somebody takes hold of it.
+// Which round is shown. Follows a live run until the user moves or plays.
 
 import { setAttribute, setText } from "./dom.js";
 
 export class Player {
-  // elements: back, play, forward, first, last, scrubber, speed, label. show(round, moving) draws.
-  constructor(elements, show) {
-    this.elements = elements;
+  // elements: by id, those of the view. label: shows the round. show(round, moving) draws.
+  constructor(elements, label, show) {
+    this.elements = {
+      back: elements["step-back"],
+      play: elements["play"],
+      forward: elements["step-forward"],
+      first: elements["to-first"],
+      last: elements["to-last"],
+      scrubber: elements["scrubber"],
+      speed: elements["speed"],
+      label,
+    };
     this.draw = show;
-    this.times = [0]; // by tick: seconds from the start, for playing as it was
+    this.times = [0]; // by tick: seconds from the start, for playing in real time
     this.total = 0;
     this.shown = 0;
     this.playing = false;
     this.following = false; // stays with the newest round of a live run
     this.live = false;
     this.describe = (tick, total) => `round ${tick} of ${total}`;
-    const { back, play, forward, first, last, scrubber } = elements;
+    const { back, play, forward, first, last, scrubber } = this.elements;
     play.addEventListener("click", () => this.toggle());
     back.addEventListener("click", () => this.step(-1));
     forward.addEventListener("click", () => this.step(1));
@@ -106,7 +115,7 @@ export class Player {
     return 1000 * Math.max((this.times[tick + 1] ?? 0) - (this.times[tick] ?? 0), 0.001);
   }
 
-  // moving: the next tick follows soon, so drawing may take its time.
+  // moving: another tick follows soon, so parts may be drawn later.
   #show(tick, moving = false) {
     this.shown = Math.min(Math.max(tick, 0), this.total);
     this.draw(this.shown, moving);
@@ -129,7 +138,7 @@ export class Player {
   }
 }
 
-// Keys of a player, unless somebody is typing or moving in the grid.
+// Keys of a player, except in inputs and in the grid.
 export function playerKeys(player, visible) {
   document.addEventListener("keydown", (event) => {
     if (!visible() || event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;

@@ -1,15 +1,15 @@
-// The race view: one prompt, up to four settings, shown at the same forward pass or the same time.
+// The race view: one prompt, up to four settings, compared at the same round or the same second.
 
 import { ServerError, stream } from "./api.js";
 import { Chart } from "./chart.js";
-import { fixed, h, plural, setText } from "./dom.js";
+import { exampleChips, fixed, h, plural, setText } from "./dom.js";
 import { TokenGrid } from "./grid.js";
 import { Notice } from "./notice.js";
 import { Player, playerKeys } from "./player.js";
 import { decodeSettings, encodeSettings, SettingsForm, summary } from "./settings.js";
 import { Run } from "./trace.js";
 
-const MOST = 4;
+const MAX_LANES = 4;
 const TIME_STEPS = 400; // positions of the scrubber when it counts seconds
 
 export class RaceView {
@@ -24,19 +24,7 @@ export class RaceView {
     ));
     this.notice = new Notice(e["notice"]);
     this.chart = new Chart(e["chart"]);
-    this.player = new Player(
-      {
-        back: e["step-back"],
-        play: e["play"],
-        forward: e["step-forward"],
-        first: e["to-first"],
-        last: e["to-last"],
-        scrubber: e["scrubber"],
-        speed: e["speed"],
-        label: e["label"],
-      },
-      (tick) => this.show(tick),
-    );
+    this.player = new Player(e, e["label"], (tick) => this.show(tick));
     this.ends = 0; // rounds or seconds
     this.player.describe = (tick, total) =>
       this.byTime
@@ -45,15 +33,10 @@ export class RaceView {
     playerKeys(this.player, () => !root.hidden);
     e["prompt"].value = info.examples[0]?.prompt ?? "";
     e["tokens"].value = info.start.max_new_tokens;
-    for (const { name, prompt } of info.examples) {
-      const chip = h("button", { type: "button", class: "chip", title: prompt }, name);
-      chip.addEventListener("click", () => {
-        e["prompt"].value = prompt;
-        onaddress();
-      });
-      e["examples"].append(chip);
-    }
-    e["examples"].hidden = !info.examples.length;
+    exampleChips(e["examples"], info.examples, (prompt) => {
+      e["prompt"].value = prompt;
+      onaddress();
+    });
     e["form"].addEventListener("submit", (event) => {
       event.preventDefault();
       this.start();
@@ -73,7 +56,7 @@ export class RaceView {
   }
 
   addLane(values) {
-    if (this.lanes.length >= MOST) return;
+    if (this.lanes.length >= MAX_LANES) return;
     const index = this.lanes.length;
     const lane = { run: null, tick: 0, error: null };
     lane.title = h("h2", {});
@@ -85,7 +68,7 @@ export class RaceView {
     lane.details = h("details", { class: "lane-settings" }, h("summary", {}, "Settings"), form);
     lane.remove = h(
       "button",
-      { type: "button", class: "icon", "aria-label": "Take this contestant out" },
+      { type: "button", class: "icon", "aria-label": "Remove this contestant" },
       "×",
     );
     lane.remove.addEventListener("click", () => this.#removeLane(lane));
@@ -130,7 +113,7 @@ export class RaceView {
       lane.remove.hidden = this.lanes.length < 2;
       this.#name(lane);
     });
-    this.element["add"].hidden = this.lanes.length >= MOST;
+    this.element["add"].hidden = this.lanes.length >= MAX_LANES;
   }
 
   #name(lane) {
@@ -184,16 +167,12 @@ export class RaceView {
   }
 
   async #drive(lane, control) {
-    const values = { ...lane.form.values() };
-    const room = Number(this.element["tokens"].value);
-    if (room) values.max_new_tokens = room;
-    const prompt = this.element["prompt"].value;
-    const chat = this.info.chat && this.element["chat"].checked;
-    const asked = chat ? { messages: [{ role: "user", content: prompt }] } : { prompt };
-    const path = chat ? "v1/chat/completions" : "v1/completions";
-    const body = { model: this.info.model, ...asked, ...values };
+    const { prompt, chat, tokens } = this.element;
+    const settings = lane.form.values();
+    if (Number(tokens.value)) settings.max_new_tokens = Number(tokens.value);
+    const asked = { prompt: prompt.value, chat: chat.checked, settings };
     try {
-      for await (const record of stream(path, body, control.signal)) {
+      for await (const record of stream(this.info, asked, control.signal)) {
         const type = lane.run.push(record);
         if (type === "error") throw new ServerError(lane.run.error.message ?? "The run failed.");
         if (type === "round") this.#retime();
@@ -214,7 +193,7 @@ export class RaceView {
     return this.element["by"].value === "time";
   }
 
-  // How far the common clock may go: while all run together, as far as the slowest still running.
+  // The end of the common clock: while all run together, that of the slowest still running.
   #retime() {
     const runs = this.lanes.map((lane) => lane.run).filter((run) => run);
     const live = this.running !== null;
@@ -333,7 +312,7 @@ export class RaceView {
     const same = new Set(rows.map((lane) => lane.run.textAt(lane.run.total))).size === 1;
     setText(
       e["status"],
-      `${summary(first.form.values(), this.info)} needed the fewest forwards: ${fewest}. ` +
+      `${summary(first.form.values(), this.info)} has the fewest rounds: ${fewest}. ` +
         (rows.length > 1 ? (same ? "All texts are the same." : "The texts differ.") : ""),
     );
   }
@@ -355,7 +334,7 @@ export class RaceView {
     if (Number(search.get("tokens"))) e["tokens"].value = Number(search.get("tokens"));
     e["together"].checked = search.get("together") !== "no";
     e["chat"].checked = search.get("chat") === "true";
-    const lanes = search.getAll("lane").slice(0, MOST);
+    const lanes = search.getAll("lane").slice(0, MAX_LANES);
     if (!lanes.length) return;
     for (const lane of this.lanes.splice(0)) lane.root.remove();
     for (const lane of lanes) this.addLane(decodeSettings(new URLSearchParams(lane), this.info));

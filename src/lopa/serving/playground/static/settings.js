@@ -1,5 +1,5 @@
-// The form of decoding settings, made from what the server says of them. An empty field means
-// the default; only what was given is sent, so the server decides the rest.
+// The form of decoding settings, made from the server's description. An empty field is the
+// default; only what was given is sent.
 
 import { h, setAttribute, setText } from "./dom.js";
 
@@ -57,12 +57,12 @@ export class SettingsForm {
     this.refresh();
   }
 
-  // What is in force for a name: given, else the default.
+  // The value that applies: given, or else the default.
   effective(name) {
     return this.values()[name] ?? this.#variant().defaults[name];
   }
 
-  // Show the server's complaint beside the field it is about; returns whether there is one.
+  // Show an error beside its field; returns whether there is such a field.
   complain(name, message) {
     for (const [key, { error, input }] of this.rows) {
       setText(error, key === name ? message : "");
@@ -91,7 +91,7 @@ export class SettingsForm {
     this.complain(null);
   }
 
-  // The combination of decoder, window and score that is chosen decides which options there are.
+  // The chosen decoder, window and score decide which options there are.
   #variant() {
     const given = (name) => {
       const row = this.rows.get(name);
@@ -121,12 +121,12 @@ export class SettingsForm {
       input = h("select", common, h("option", { value: "" }, "default"));
       for (const choice of choices) input.append(h("option", { value: choice }, named(choice)));
     } else if (field.kind === "texts") {
-      input = h("textarea", { ...common, rows: 2, placeholder: "one a line", spellcheck: "false" });
+      input = h("textarea", { ...common, rows: 2, placeholder: "one per line", spellcheck: "false" });
     } else {
       const step = field.kind === "int" ? 1 : "any";
       input = h("input", {
         ...common,
-        // A count may also be a word ("auto"), which a number field would not take.
+        // A count may also be a word ("auto"), which a number input does not take.
         type: field.words ? "text" : "number",
         inputmode: field.kind === "int" ? "numeric" : "decimal",
         min: field.low,
@@ -196,7 +196,7 @@ function named(choice) {
   return { true: "yes", false: "no" }[choice] ?? choice;
 }
 
-// Settings in a few words: the decoder and what makes it different.
+// Settings in short: the decoder and what differs from its defaults.
 export function summary(values, info) {
   const { decoder = info.defaults.decoder, ...rest } = values;
   const short = { branches: "k", threshold: "τ", block_size: "B", max_new_tokens: "N" };
@@ -206,7 +206,7 @@ export function summary(values, info) {
   return [decoder, ...parts].join(" · ");
 }
 
-// -- in the address of the page: after the #, so that no server sees it -------------------------
+// -- in the address of the page, after the #, so that no server sees it -------------------------
 
 export function encodeSettings(values) {
   const search = new URLSearchParams();

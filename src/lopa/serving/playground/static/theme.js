@@ -1,3 +1,3 @@
-// Runs before anything is drawn, so that a chosen theme does not flash.
+// Runs before the first paint, so that the page does not flash in another theme.
 const theme = localStorage.getItem("lopa-theme");
 if (theme) document.documentElement.dataset.theme = theme;

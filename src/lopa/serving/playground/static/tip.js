@@ -1,4 +1,4 @@
-// Details of a token, beside it.
+// Details of a token, in a tooltip.
 
 import { h } from "./dom.js";
 

@@ -1,16 +1,16 @@
-// One reader for a run, whether it arrives as a stream or as a trace file: `run`, `round` and
-// `end` records in that order. A position is filled once and never emptied again, so the state
+// A run, from a stream or from a trace file: `run`, `round` and `end` records in that order. A
+// position is filled once, so the state
 // after any round follows from the round in which each position was filled.
 
 export class TraceError extends Error {}
 
 const VERSION = 1;
-// What a file keeps of a round; a stream says more.
+// Fields of a round in a file; a stream has more.
 const ROUND = [
   ...["index", "start", "cached", "committed", "branches", "winner"],
   ...["fills", "spawned", "blocks", "seconds"],
 ];
-const MOST_TOKENS = 200_000; // of a file that somebody drops here; no model has as much room
+const MAX_POSITION = 200_000; // in a file that is opened here; longer than any context
 
 export class Run {
   constructor() {
@@ -22,12 +22,12 @@ export class Run {
     this.cells = new Map(); // position → {token, prob, kind, round}
     this.filledIn = [[]]; // by round, from 0: positions filled in it
     this.blocks = []; // {start, end, round}: in order, and the round that showed it first
-    this.tokens = [0]; // by round: filled up to the first end of text
+    this.tokens = [0]; // by round: filled up to the first EOS
     this.seconds = [0]; // by round: time of all rounds so far
     this.sent = [""]; // by round: final text so far, where a stream gives it
     this.end = null;
     this.error = null;
-    this.eos = new Set(); // tokens that end a text
+    this.eos = new Set(); // ids of EOS tokens
     this.streamed = false;
   }
 
@@ -43,7 +43,7 @@ export class Run {
     return this.end !== null;
   }
 
-  // Take the next record; returns its type.
+  // Add the next record; returns its type.
   push(record) {
     const type = record?.type;
     if (type === "run") this.#begin(record);
@@ -111,8 +111,8 @@ export class Run {
     this.end = record;
     const ids = list(record.token_ids, "token_ids");
     if (record.finish === "eos" && !this.eos.size && ids.length) {
-      // A file does not say which token ends a text: it is the last one, or in parity mode the
-      // one that fills the rest.
+      // A file does not have the ids of EOS tokens: it is the last token, or in parity mode the one
+      // that fills the rest.
       this.eos.add(ids.at(-1));
       for (let round = 1; round <= this.total; round++) this.tokens[round] = this.#count(round);
     }
@@ -120,7 +120,7 @@ export class Run {
     if (this.total && Number.isInteger(counted)) this.tokens[this.total] = counted;
   }
 
-  // Tokens filled after `round`, up to and including the first end of text.
+  // Tokens filled after `round`, up to and including the first EOS.
   #count(round) {
     let first = Infinity;
     for (const [position, cell] of this.cells) {
@@ -143,7 +143,7 @@ export class Run {
     return this.promptPieces?.[index] ?? this.piece(this.promptIds[index]);
   }
 
-  // The text that is final after `round`: as the server sent it, else put together from pieces.
+  // The final text after `round`: as the server sent it, or else joined from pieces.
   textAt(round) {
     if (this.done && round >= this.total && typeof this.end.text === "string") return this.end.text;
     if (this.streamed) return this.sent[Math.min(round, this.total)];
@@ -155,7 +155,7 @@ export class Run {
     }
   }
 
-  // What stands behind the final text, with gaps where there are masks, up to the end of text.
+  // What stands after the final text, with gaps where there are masks, up to EOS.
   provisionalAt(round) {
     let [last, first] = [this.prompt - 1, Infinity];
     for (const [position, cell] of this.cells) {
@@ -164,17 +164,17 @@ export class Run {
       else last = Math.max(last, position);
     }
     let text = "";
-    let settled = true;
+    let final = true;
     for (let position = this.prompt; position < Math.min(first, last + 1); position++) {
       const cell = this.cells.get(position);
       const filled = cell && cell.round <= round;
-      settled &&= filled;
-      if (!settled) text += filled ? this.piece(cell.token) : "▁";
+      final &&= filled;
+      if (!final) text += filled ? this.piece(cell.token) : "▁";
     }
     return text;
   }
 
-  // Masks of the anchor as `round` found it, from the first block that may be filled on.
+  // Masks of the anchor before `round`, from the first block that may be filled.
   masksBefore(round) {
     const record = this.rounds[round - 1];
     const active = record.blocks.filter((b) => b.state === "semi" || b.state === "active");
@@ -188,7 +188,7 @@ export class Run {
     return { from, to, places };
   }
 
-  // The lines of a trace file: what lopa.trace writes, and the text of the answer at the end.
+  // The lines of a trace file: what lopa.trace writes, and the text at the end.
   *lines() {
     const { promptIds: prompt_ids, settings } = this;
     yield { type: "run", version: VERSION, prompt_ids, settings, eos_ids: [...this.eos] };
@@ -229,7 +229,7 @@ export function readTrace(text) {
   return run;
 }
 
-// Bytes of a landscape: how sure a branch was at each of its masks, 255 for certainty.
+// Bytes of a landscape: the confidence of a branch at each of its masks, 255 for 1.
 export function landscape(branch) {
   const text = branch.landscape ?? "";
   const bytes = new Uint8Array(text.length >> 1);
@@ -252,7 +252,7 @@ function number(value, name) {
 }
 
 function whole(value, name) {
-  if (!Number.isInteger(value) || value < 0 || (name !== "token" && value > MOST_TOKENS)) {
+  if (!Number.isInteger(value) || value < 0 || (name !== "token" && value > MAX_POSITION)) {
     throw new TraceError(`${name} is out of range`);
   }
   return value;
