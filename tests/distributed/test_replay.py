@@ -8,7 +8,7 @@ import goldens
 from lopa import LLM
 from lopa.distributed.rank_llm import RankSession
 from lopa.distributed.replay import History
-from lopa.runner.backend_torch import places
+from lopa.runner.kv_cache import slot_mapping
 from lopa.runner.paged import PagedRunner
 
 
@@ -36,9 +36,9 @@ def test_a_cache_written_anew_is_the_same(path: goldens.Path) -> None:
             again.open()
             cached = max((p.start + p.commit for p in history.plans), default=0)
             here, there = (
-                places(runner._slots[s].table, 0, cached) for s in (again.slot, session.slot)
+                slot_mapping(runner._slots[s].table, 0, cached) for s in (again.slot, session.slot)
             )
-            for kept in (runner.pages.keys, runner.pages.values):
+            for kept in (runner.kv_cache.keys, runner.kv_cache.values):
                 np.testing.assert_allclose(kept[:, here], kept[:, there], atol=2e-5)
             again.close()
     assert session.output is not None

@@ -1,16 +1,16 @@
-"""A step that works alone, without a device: what it begins is done at once, staging included."""
+"""An asynchronous backend without a device: what it launches is done at once, staging included."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from lopa import LLM
-from lopa.runner.backend_torch import Found, Step
+from lopa.runner.backend_torch import Found, TorchBackend
 from lopa.runner.paged import PagedRunner
 
 
-class Eager(Step):
-    works_alone = True
+class Eager(TorchBackend):
+    is_async = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -35,11 +35,11 @@ class Eager(Step):
 
 
 def make_eager(llm: LLM) -> Eager:
-    """Let the model run on an eager step; returns it."""
+    """Let the model run on an eager backend; returns it."""
     runner = llm.runner
     assert isinstance(runner, PagedRunner)
-    tokens = runner.room
-    llm.runner = PagedRunner(llm.model, tokens, reuse=runner.reuse, step=Eager)
-    step = llm.runner.step
-    assert isinstance(step, Eager)
-    return step
+    tokens = runner.capacity
+    llm.runner = PagedRunner(llm.model, tokens, reuse=runner.reuse, backend=Eager)
+    backend = llm.runner.backend
+    assert isinstance(backend, Eager)
+    return backend

@@ -23,7 +23,7 @@ from lopa.engine.session import Event, Session
 from lopa.errors import ConfigError
 from lopa.models import checkpoint
 from lopa.models.config import ModelConfig
-from lopa.runner.base import Runner, check_room
+from lopa.runner.base import Runner, check_capacity
 from lopa.runner.paged import Reuse
 from lopa.types import Plan, Stats
 
@@ -147,7 +147,7 @@ class _Elsewhere:
         self._llm = llm
 
     def check(self, capacity: int) -> None:
-        check_room(capacity, self._llm.supervisor.room)
+        check_capacity(capacity, self._llm.supervisor.capacity)
 
     def open(self, config: DecodeConfig, capacity: int, prompt: Sequence[int] = ()) -> int | None:
         raise RuntimeError("the ranks hold the slots: add sessions to `engine()`")

@@ -19,8 +19,8 @@ from lopa.errors import ConfigError
 from lopa.kernels.quantize import quantize
 from lopa.models import checkpoint
 from lopa.models.config import ModelConfig
-from lopa.runner.backend import choose_step, prepare
-from lopa.runner.device import default_cache_tokens, room_beside_cache
+from lopa.runner.backend import choose_backend, prepare
+from lopa.runner.device import default_cache_tokens, memory_beside_cache
 from lopa.runner.paged import PagedRunner, Reuse
 from lopa.runner.statistics import Statistics, statistics
 from lopa.types import Plan
@@ -120,10 +120,10 @@ class RankLLM(LLM):
             raise ConfigError("the backend triton does not sum over parts: use sdpa, or leave it")
         if mesh.tensors > 1 and backend == "auto":
             backend = "sdpa"
-        step = choose_step(backend, config, device)
-        # What there is room for must be the same everywhere: it decides how products are rounded.
-        room = room_beside_cache(cache_tokens, config, device, self.dtype)
-        prepare(self.model, step, mesh.least(room))
+        make = choose_backend(backend, config, device)
+        # The memory must be the same everywhere: it decides how products are rounded.
+        memory = memory_beside_cache(cache_tokens, config, device, self.dtype)
+        prepare(self.model, make, mesh.least(memory))
         tokens = cache_tokens
         if tokens is None:
             tokens = default_cache_tokens(config, device, self.dtype)
@@ -131,10 +131,10 @@ class RankLLM(LLM):
                 tokens = max(1, tokens // mesh.world)
         # Who has room for what must be the same everywhere.
         local = PagedRunner(
-            self.model, mesh.least(tokens), reuse=reuse, step=step, warmup=self._warmup
+            self.model, mesh.least(tokens), reuse=reuse, backend=make, warmup=self._warmup
         )
-        local.step.find = self._find
-        self.room, self.pages = local.room, local.pages
+        local.backend.statistics = self._find
+        self.capacity, self.kv_cache = local.capacity, local.kv_cache
         return self._kind(local, mesh)
 
     def _make_session(self, decoder: Decoder, ids: Sequence[int], limit: int | None) -> RankSession:

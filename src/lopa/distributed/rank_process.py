@@ -154,7 +154,7 @@ def main(orders: dict[str, Any], end: socket.socket) -> None:
     try:
         llm = _join(orders)
         pulse.enter("idle")
-        voice.say("ready", llm.room)
+        voice.say("ready", llm.capacity)
         _serve(llm, ear, pulse, voice)
     except RankError as error:
         voice.say("lost", str(error))
@@ -195,7 +195,7 @@ def _serve(llm: RankLLM, ear: _Ear, pulse: _Pulse, voice: _Voice) -> None:
 
     def tell_pages() -> None:
         nonlocal told
-        held = llm.pages.used, llm.pages.count
+        held = llm.kv_cache.used_pages, llm.kv_cache.total_pages
         if llm.mesh.rank == 0 and held != told:
             voice.say("pages", held)
             told = held

@@ -33,7 +33,7 @@ from lopa.distributed.replay import History
 from lopa.engine.scheduler import MAX_RUNNING, TOKEN_BUDGET, Engine
 from lopa.engine.session import Event, Session
 from lopa.errors import RankError
-from lopa.runner.base import check_room
+from lopa.runner.base import check_capacity
 
 _TRIES = 4  # failures in a row, with no round between, before something else is tried
 _LOADING = 6.0  # while a model is read a rank may be silent for so many timeouts
@@ -131,7 +131,7 @@ class Supervisor(Engine):
         self._histories: dict[int, History] = {}
         self._next = 0
         self._told: deque[tuple[list[Told], list[int]]] = deque()
-        self.room = 0  # tokens of an empty cache: the same on every rank
+        self.capacity = 0  # tokens of the whole cache: the same on every rank
         self.pages: tuple[int, int] | None = None  # of the cache: held, and in all
         self._processes: list[_Process] = []
         self._failures: list[int | None] = []  # ranks to blame since the last round
@@ -152,7 +152,7 @@ class Supervisor(Engine):
         self._tell("limits", max_running, token_budget)
 
     def add(self, session: Session) -> None:
-        check_room(session.capacity, self.room)
+        check_capacity(session.capacity, self.capacity)
         if not self.busy:  # ranks say nothing while they are idle
             self._hear_afresh()
         number = self._next
@@ -310,7 +310,7 @@ class Supervisor(Engine):
             self._proven = True
         elif kind == "ready":
             process.ready, process.phase = True, "idle"
-            self.room = rest[0]
+            self.capacity = rest[0]
         elif kind == "pages":
             self.pages = rest[0]
         elif kind == "error":  # of the request or the model: another group would fail likewise

@@ -25,14 +25,14 @@ from lopa.models.config import ModelConfig
 from lopa.models.families import family_named, settings_for
 from lopa.models.files import resolve
 from lopa.models.tokenizer import Tokenizer
-from lopa.runner.backend import choose_step, prepare
+from lopa.runner.backend import choose_backend, prepare
 from lopa.runner.base import Runner
 from lopa.runner.device import (
     check_fits,
     choose_device,
     choose_dtype,
     default_cache_tokens,
-    room_beside_cache,
+    memory_beside_cache,
 )
 from lopa.runner.paged import PagedRunner, Reuse
 from lopa.runner.reference import raw_logits
@@ -124,11 +124,11 @@ class LLM:
 
     def _make_runner(self, cache_tokens: int | None, reuse: Reuse, backend: str) -> Runner:
         self.model.config = self.config
-        step = choose_step(backend, self.config, self.device)
-        room = room_beside_cache(cache_tokens, self.config, self.device, self.dtype)
-        prepare(self.model, step, room)
+        make = choose_backend(backend, self.config, self.device)
+        memory = memory_beside_cache(cache_tokens, self.config, self.device, self.dtype)
+        prepare(self.model, make, memory)
         tokens = cache_tokens or default_cache_tokens(self.config, self.device, self.dtype)
-        return PagedRunner(self.model, tokens, reuse=reuse, step=step, warmup=self._warmup)
+        return PagedRunner(self.model, tokens, reuse=reuse, backend=make, warmup=self._warmup)
 
     def _make_session(self, decoder: Decoder, ids: Sequence[int], limit: int | None) -> Session:
         return Session(self.runner, self.tokenizer, decoder, ids, limit)

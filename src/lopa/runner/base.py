@@ -1,6 +1,6 @@
 """Runners execute plans. They are the only part that touches a device.
 
-A runner owns one slot (room in a KV cache) per sequence. `forward` returns the statistics of each
+A runner owns one slot (pages of a KV cache) per sequence. `forward` returns the statistics of each
 plan; when the decoders have chosen, `commit` makes the winners' keys and values the sequences' own.
 Where the winner was forwarded on another device, `staged` there and `install` here do that.
 `lopa.runner.paged` is the one in use, `lopa.runner.reference` the plain one it is tested against.
@@ -18,11 +18,11 @@ from lopa.errors import CapacityError
 from lopa.types import Plan, Stats
 
 
-def check_room(capacity: int, room: int) -> None:
+def check_capacity(tokens: int, capacity: int) -> None:
     """Refuse a request that is larger than the whole cache."""
-    if capacity > room:
+    if tokens > capacity:
         raise CapacityError(
-            f"the request needs room for {capacity} tokens and the whole cache holds {room}: "
+            f"the request needs room for {tokens} tokens and the whole cache holds {capacity}: "
             "shorten it, or give the cache more tokens"
         )
 

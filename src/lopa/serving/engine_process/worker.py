@@ -240,8 +240,8 @@ class Worker:
         """Of the cache: held, and in all; None where it has none, or nobody has said."""
         if self._ranks is not None:
             return self._ranks.pages
-        pages = getattr(self.llm.runner, "pages", None)
-        return None if pages is None else (pages.used, pages.count)
+        cache = getattr(self.llm.runner, "kv_cache", None)
+        return None if cache is None else (cache.used_pages, cache.total_pages)
 
 
 def _param(error: LopaError, job: Job) -> str | None:
