@@ -369,7 +369,7 @@ def _check_rounds(device: Any, attention: Any) -> dict[str, float]:
     backend = warm.runner.backend
 
     def captured() -> set[object]:
-        return {*backend._layer_graphs, *backend._head_graphs}
+        return {*backend._graphs.layers, *backend._graphs.heads}
 
     ready = captured()
     same = warm.generate(prompts[0], config).token_ids == alone[0]

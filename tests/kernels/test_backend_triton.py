@@ -17,6 +17,7 @@ from lopa.kernels.quantize import quantize
 from lopa.kernels.triton.kv_write import PendingKVWrites
 from lopa.runner import graph_inputs
 from lopa.runner.backend_triton import TritonBackend
+from lopa.runner.graphs import GraphCache, common_sizes
 from lopa.runner.kv_cache import PAGE
 from lopa.runner.paged import PagedRunner
 
@@ -39,13 +40,10 @@ def load(name: str) -> LLM:
     return LLM(goldens.MODELS / name, dtype="float32", device="cpu", mask_token_id=198)
 
 
-class Replayed(TritonBackend):
+class FakeGraphs(GraphCache):
     """Graphs without a device: replaying one does its work again."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.graphs = self.is_async = True
-        self.captured = 0
+    captured = 0
 
     def _capture(self, work: Callable[[], Iterator[None]]) -> Any:
         """Two, whether the work has two parts or one."""
@@ -61,8 +59,14 @@ class Replayed(TritonBackend):
 
         return [SimpleNamespace(replay=torch.inference_mode()(part)) for part in (first, rest)]
 
-    def _wait(self) -> None:
-        self._begun = None
+    def wait(self) -> None: ...
+
+
+class Replayed(TritonBackend):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._graphs: FakeGraphs = FakeGraphs(self.device)
+        self.is_async = True
 
 
 def compare(
@@ -136,9 +140,9 @@ def test_rounds_of_graphs(options: dict[str, Any]) -> None:
     config = DecodeConfig(branches=2, block_size=8, max_new_tokens=16, max_rounds=4, **options)
     backend = compare(load("dream_0"), [[5, 6, 7], [9] * 13], config, Replayed)
     assert isinstance(backend, Replayed)
-    assert backend._layer_graphs
-    assert bool(backend._head_graphs) == ("top_p" not in options)
-    assert {sizes.sampling for sizes in backend._head_graphs} <= {"temperature" in options}
+    assert backend._graphs.layers
+    assert bool(backend._graphs.heads) == ("top_p" not in options)
+    assert {sizes.sampling for sizes in backend._graphs.heads} <= {"temperature" in options}
 
 
 def test_pending_writes_are_done_before_the_next_forward(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,10 +212,11 @@ def test_what_is_staged_can_be_installed_elsewhere() -> None:
 
 
 def test_graphs_are_dropped_and_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lopa.runner.backend_triton._MOST_GRAPHS", 1)
+    monkeypatch.setattr("lopa.runner.graphs._MOST_GRAPHS", 1)
     config = DecodeConfig(branches=1, block_size=8, max_new_tokens=16, max_rounds=4)
     backend = compare(load("dream_0"), [[5, 6, 7], [9] * 40], config, Replayed)
-    assert len(backend._layer_graphs) == len(backend._head_graphs) == 1
+    assert isinstance(backend, Replayed)
+    assert len(backend._graphs.layers) == len(backend._graphs.heads) == 1
 
 
 def test_after_a_warm_up_nothing_is_captured() -> None:
@@ -221,22 +226,21 @@ def test_after_a_warm_up_nothing_is_captured() -> None:
     class Recorded(Replayed):
         def warm_up(self, tokens: int) -> None:
             super().warm_up(tokens)
-            captured.append(self.captured)
+            captured.append(self._graphs.captured)
 
     backend = compare(load("dream_0"), [[5, 6, 7]], config, Recorded, warmup=64)
     assert isinstance(backend, Recorded)
-    assert captured == [backend.captured]
+    assert captured == [backend._graphs.captured]
     assert captured[0] > 2
 
 
 def test_a_warm_up_covers_every_size() -> None:
-    llm = load("dream_0")
-    backend = TritonBackend(llm.model, llm.runner.kv_cache)  # type: ignore[attr-defined]
-    layers, heads = map(set, backend._common_sizes(700))
+    group = 7
+    layers, heads = map(set, common_sizes(700, group))
     generator = np.random.default_rng(0)
     for _ in range(300):
         tokens = int(generator.integers(1, 701))
         rows, wanted = generator.integers(1, [min(16, tokens) + 1, tokens + 1]).tolist()
-        assert graph_inputs.round_layers(tokens, rows, backend._group) in layers
+        assert graph_inputs.round_layers(tokens, rows, group) in layers
         assert graph_inputs.HeadSizes(graph_inputs.round_head(wanted), False) in heads
     assert len(layers) + len(heads) < 40

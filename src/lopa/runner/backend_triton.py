@@ -10,8 +10,6 @@ inputs are filled while the device runs the layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -31,45 +29,21 @@ from lopa.models.transformer import FeedForward, Layer, Transformer, rope
 from lopa.runner import graph_inputs
 from lopa.runner.backend_torch import Found, TorchBackend
 from lopa.runner.batch import Batch
-from lopa.runner.graph_inputs import (
-    HeadInputs,
-    HeadSizes,
-    HostLayerInputs,
-    LayerInputs,
-    LayerSizes,
-)
+from lopa.runner.graph_inputs import HeadInputs, HeadSizes, HostLayerInputs, LayerInputs
+from lopa.runner.graphs import GraphCache, HeadGraph, common_sizes
 from lopa.runner.kv_cache import PAGE, KVCache, pages_for
 from lopa.types import IntArray
 
-_MOST_GRAPHS = 96  # sizes of the layers, of two graphs each, and as many of the head
-_SLOTS = 256  # to begin with
-_FIRST_LAYERS = 1  # in the graph that is started first
-
-_Sizes = TypeVar("_Sizes")
-_Graph = TypeVar("_Graph")
-
-
-@dataclass(slots=True)
-class _LayerGraph:
-    graphs: list[torch.cuda.CUDAGraph]  # to be replayed in turn
-    inputs: HostLayerInputs  # in a pinned buffer, which a replay reads
-    buffers: tuple[Tensor, ...]  # what the graph reads and writes, kept as long as it
-
-
-@dataclass(slots=True)
-class _HeadGraph:
-    graphs: list[torch.cuda.CUDAGraph]
-    inputs: HeadInputs[IntArray]
-    out: IntArray  # [3, N] int32, pinned: token, and the bits of max_prob and ranking
-    buffers: tuple[Tensor, ...]
+_SLOTS = 256  # at first
 
 
 class TritonBackend(TorchBackend):
     def __init__(self, model: Transformer, kv_cache: KVCache, *, graphs: bool = True) -> None:
         super().__init__(model, kv_cache)
         config = model.config
-        self._on_gpu = self.device.type == "cuda"
-        self.graphs = self.is_async = graphs and self._on_gpu
+        on_gpu = self.device.type == "cuda"
+        self._graphs = GraphCache(self.device) if graphs and on_gpu else None
+        self.is_async = self._graphs is not None
         self._group = config.heads // config.kv_heads
         longest = min(config.max_positions, kv_cache.total_pages * PAGE)
         self.table = torch.zeros(_SLOTS, pages_for(longest), dtype=torch.int32, device=self.device)
@@ -77,21 +51,16 @@ class TritonBackend(TorchBackend):
         cos, sin = rope(torch.arange(longest, device=self.device), config, self.dtype)
         self._cos, self._sin = cos[:, 0].contiguous(), sin[:, 0].contiguous()
         self._table = cublaslt_table(self.device)
-        self._staged_keys = kv_cache.keys[:, :0]
-        self._staged_values = kv_cache.values[:, :0]
-        self._hidden_rows = self.carry[:0]
-        self._layer_graphs: dict[LayerSizes, _LayerGraph] = {}
-        self._head_graphs: dict[HeadSizes, _HeadGraph] = {}
-        self._begun: tuple[_HeadGraph | None, Batch, Sequence[DecodeConfig]] | None = None
+        self._staged = Staged(kv_cache.keys[:, :0], kv_cache.values[:, :0], self.carry[:0])
+        self._begun: tuple[HeadGraph | None, Batch, Sequence[DecodeConfig]] | None = None
         self._pending: PendingKVWrites[IntArray] | None = None  # written by the next graph
-        self._forget()
 
     def open(self, slot: int, pages: Sequence[int]) -> None:
         self.flush()  # pending writes may be for a former owner of this slot or its pages
         if slot >= len(self.table):
             table, carry = (torch.cat([x, torch.zeros_like(x)]) for x in (self.table, self.carry))
             self.table, self.carry = table, carry
-            self._forget()
+            self._drop_graphs()
             self.open(slot, pages)
             return
         self.table[slot, : len(pages)] = torch.tensor(pages, dtype=torch.int32, device=self.device)
@@ -101,7 +70,7 @@ class TritonBackend(TorchBackend):
     def forward(
         self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
     ) -> Found:
-        if self.graphs:
+        if self._graphs is not None:
             self.begin(batch, tables, configs)
             return self.finish()
         inputs = self._eager_inputs(batch)
@@ -119,43 +88,39 @@ class TritonBackend(TorchBackend):
     def begin(
         self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
     ) -> None:
-        self._wait()
+        graphs = self._graphs
+        assert graphs is not None
+        graphs.wait()  # before its buffers are filled again
         sizes = graph_inputs.layer_sizes(batch, self._group)
-        if sizes not in self._layer_graphs:
+        if sizes not in graphs.layers:
             self._ensure_staging(sizes.tokens)
             self.flush()  # the trial run before a capture overwrites what is staged
-        layers = _kept(self._layer_graphs, sizes, self._capture_layers)
+        layers = graphs.layer_graph(sizes, self._write_and_run_layers)
         layers.inputs.fill(batch, self._pending, self._group)
         self._pending = None
         if self.timer is not None:
             self.timer.start()
-        for graph in layers.graphs:
-            graph.replay()
+        graphs.replay(layers)
         head = None
         if (head_sizes := _head_sizes(batch, configs)) is not None:
-            head = _kept(self._head_graphs, head_sizes, self._capture_head)
+            head = graphs.head_graph(head_sizes, self._run_head)
             graph_inputs.fill_head(head.inputs, batch, configs)
-            for graph in head.graphs:
-                graph.replay()
+            graphs.replay(head)
         if self.timer is not None:
             self.timer.stop()
         self._begun = head, batch, configs
 
     def finish(self) -> Found:
+        assert self._graphs is not None
         assert self._begun is not None
         head, batch, configs = self._begun
-        self._wait()
+        self._graphs.wait()
+        self._begun = None
         return self._outside(batch, configs) if head is None else self._found(head.out, batch)
-
-    def _wait(self) -> None:
-        """Until the device is done with the buffers of the last forward."""
-        if self._begun is not None:
-            torch.cuda.current_stream(self.device).synchronize()
-            self._begun = None
 
     def _outside(self, batch: Batch, configs: Sequence[DecodeConfig]) -> Found:
         """By plain torch, where the confidence kernel lacks a setting."""
-        return self._find_statistics(batch, self._hidden_rows, configs)
+        return self._find_statistics(batch, self._staged.hidden, configs)
 
     @staticmethod
     def _found(out: IntArray, batch: Batch) -> Found:
@@ -170,11 +135,8 @@ class TritonBackend(TorchBackend):
         self.flush()
         carry_source, carry_slot = np.array(carries, np.int64).reshape(-1, 2).T
         self._pending = PendingKVWrites(source, target, carry_source, carry_slot)
-        if (
-            not self.graphs
-            or len(source) > graph_inputs.WRITES
-            or len(carries) > graph_inputs.CARRIES
-        ):
+        fits = len(source) <= graph_inputs.WRITES and len(carries) <= graph_inputs.CARRIES
+        if self._graphs is None or not fits:
             self.flush()
 
     @torch.inference_mode()
@@ -189,43 +151,32 @@ class TritonBackend(TorchBackend):
             self._pending = None
 
     def _write_kv(self, writes: PendingKVWrites[Tensor]) -> None:
-        staged = Staged(self._staged_keys, self._staged_values, self._hidden_rows)
-        write_kv(staged, self.kv_cache.keys, self.kv_cache.values, self.carry, writes)
+        write_kv(self._staged, self.kv_cache.keys, self.kv_cache.values, self.carry, writes)
 
     def staged(self, begin: int, count: int) -> Tensor:
+        keys, values, hidden = self._staged
         here = slice(begin, begin + count)
-        parts = self._staged_keys[:, here], self._staged_values[:, here]
-        return torch.cat([*(x.flatten() for x in parts), self._hidden_rows[here.stop - 1]])
+        return torch.cat(
+            [keys[:, here].flatten(), values[:, here].flatten(), hidden[here.stop - 1]]
+        )
 
     # -- sizes --------------------------------------------------------------------------------
 
     def warm_up(self, tokens: int) -> None:
         """Capture the graphs of batches of up to so many tokens in 16 rows, without sampling."""
-        if not self.graphs:
+        if self._graphs is None:
             return
         self.flush()
         self._ensure_staging(graph_inputs.round_up(tokens))
-        all_layers, heads = self._common_sizes(tokens)
-        for sizes in all_layers:
-            _kept(self._layer_graphs, sizes, self._capture_layers)
+        layers, heads = common_sizes(tokens, self._group)
+        for sizes in layers:
+            self._graphs.layer_graph(sizes, self._write_and_run_layers)
         for head in heads:
-            _kept(self._head_graphs, head, self._capture_head)
-
-    def _common_sizes(self, tokens: int) -> tuple[list[LayerSizes], list[HeadSizes]]:
-        """The largest first, so that the others reuse its memory."""
-        counts = sorted(
-            {graph_inputs.round_up(count) for count in range(1, tokens + 1)}, reverse=True
-        )
-        layers = [
-            graph_inputs.round_layers(count, 1, self._group)
-            for count in sorted(counts, reverse=True)
-        ]
-        wanted = {graph_inputs.round_head(count) for count in range(1, tokens + 1)}
-        return layers, [HeadSizes(count, False) for count in sorted(wanted, reverse=True)]
+            self._graphs.head_graph(head, self._run_head)
 
     def _ensure_staging(self, tokens: int) -> None:
         """Staging for at least so many tokens."""
-        capacity = len(self._hidden_rows)
+        capacity = len(self._staged.hidden)
         if tokens > capacity:
             self._grow(max(tokens, 2 * capacity))
 
@@ -237,62 +188,13 @@ class TritonBackend(TorchBackend):
         shape = (config.layers, tokens, config.kv_heads, config.head_dim)
         keys = torch.empty(shape, dtype=self.dtype, device=self.device)
         values, hidden = torch.empty_like(keys), self.carry.new_empty(tokens, config.hidden_size)
-        # All three or, when memory runs out, none: the graphs use the old ones.
-        self._staged_keys, self._staged_values, self._hidden_rows = keys, values, hidden
-        self._forget()
+        self._staged = Staged(keys, values, hidden)  # when memory runs out, the old one stays
+        self._drop_graphs()
 
-    def _forget(self) -> None:
-        """Drop all graphs, and their memory pool."""
-        self._wait()
-        self._layer_graphs.clear()
-        self._head_graphs.clear()
-        self._memory = torch.cuda.graph_pool_handle() if self._on_gpu else None
-
-    @torch.inference_mode()
-    def _capture_layers(self, sizes: LayerSizes) -> _LayerGraph:
-        on_host = graph_inputs.layer_buffer(sizes, pinned=self._on_gpu)
-        on_device = on_host.to(self.device)
-        inputs = graph_inputs.split_layers(on_device, sizes)
-
-        def work() -> Iterator[None]:
-            on_device.copy_(on_host, non_blocking=True)
-            self._write_kv(graph_inputs.pending_writes(inputs))
-            for done, _ in enumerate(self._run_layers(inputs), 1):
-                if done == _FIRST_LAYERS:
-                    yield
-
-        arrays = HostLayerInputs(on_host, sizes)
-        return _LayerGraph(self._capture(work), arrays, (on_host, on_device))
-
-    @torch.inference_mode()
-    def _capture_head(self, sizes: HeadSizes) -> _HeadGraph:
-        on_host = graph_inputs.head_buffer(sizes, pinned=self._on_gpu)
-        on_device = on_host.to(self.device)
-        inputs = graph_inputs.split_head(on_device, sizes)
-        out = torch.zeros(3, sizes.wanted, dtype=torch.int32, pin_memory=self._on_gpu)
-
-        def work() -> Iterator[None]:
-            on_device.copy_(on_host, non_blocking=True)
-            out.copy_(self._run_head(inputs, sizes), non_blocking=True)
-            yield from ()
-
-        arrays = graph_inputs.head_arrays(on_host, sizes)
-        return _HeadGraph(self._capture(work), arrays, out.numpy(), (on_host, on_device, out))
-
-    def _capture(self, work: Callable[[], Iterator[None]]) -> list[torch.cuda.CUDAGraph]:
-        """One graph up to each yield of the work, and one of the rest."""
-        for _ in range(2):  # compiles the kernels
-            for _ in work():
-                pass
-        torch.cuda.synchronize(self.device)
-        graphs, parts = [], work()
-        is_last = False
-        while not is_last:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._memory):
-                is_last = next(parts, "done") is not None
-            graphs.append(graph)
-        return graphs
+    def _drop_graphs(self) -> None:
+        """They were captured on tensors that have been replaced."""
+        if self._graphs is not None:
+            self._graphs.clear()
 
     # -- on the device ------------------------------------------------------------------------
 
@@ -303,10 +205,14 @@ class TritonBackend(TorchBackend):
         HostLayerInputs(on_host, sizes).fill(batch, None, self._group)
         return graph_inputs.split_layers(on_host.to(self.device), sizes)
 
+    def _write_and_run_layers(self, inputs: LayerInputs[Tensor]) -> Iterator[None]:
+        self._write_kv(graph_inputs.pending_writes(inputs))
+        yield from self._run_layers(inputs)
+
     def _run_layers(self, inputs: LayerInputs[Tensor]) -> Iterator[None]:
         """Yields after each layer. Keys and values are staged, at the end the hidden states."""
         count = len(inputs.tokens)
-        keys, values = self._staged_keys[:, :count], self._staged_values[:, :count]
+        keys, values = self._staged.keys[:, :count], self._staged.values[:, :count]
 
         def stage(layer: int) -> tuple[Tensor, Tensor]:
             return keys[layer], values[layer]
@@ -316,12 +222,12 @@ class TritonBackend(TorchBackend):
         for _ in range(self.model.config.layers):
             next(layers)
             yield
-        self._hidden_rows[:count] = next(layers)
+        self._staged.hidden[:count] = next(layers)
 
     def _run_head(self, inputs: HeadInputs[Tensor], sizes: HeadSizes) -> Tensor:
         """[3, N] int32: token, and the bits of max_prob and ranking."""
         out = torch.empty(3, sizes.wanted, dtype=torch.int32, device=self.device)
-        wanted = gather(self._hidden_rows, self.carry, inputs.wanted_from)
+        wanted = gather(self._staged.hidden, self.carry, inputs.wanted_from)
         confidence(
             self._logits(wanted),
             inputs.settings,
@@ -444,16 +350,3 @@ def _head_sizes(batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes | No
 
 def _fuses(config: DecodeConfig) -> bool:
     return config.top_p == 1.0 and config.top_k == 0 and config.decoder != "fast-dllm"
-
-
-def _kept(
-    graphs: dict[_Sizes, _Graph], sizes: _Sizes, capture: Callable[[_Sizes], _Graph]
-) -> _Graph:
-    """The graph of these sizes, captured if there is none; the least recently used is dropped."""
-    graph = graphs.pop(sizes, None)
-    if graph is None:
-        if len(graphs) >= _MOST_GRAPHS:
-            graphs.pop(next(iter(graphs)))
-        graph = capture(sizes)
-    graphs[sizes] = graph
-    return graph
