@@ -15,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -25,7 +26,7 @@ from lopa.config import AUTO_BRANCHES
 from lopa.engine.cost_measurement import steady_session
 from lopa.models.transformer import Transformer
 from lopa.runner import graph_inputs
-from lopa.runner.backend_torch import Found
+from lopa.runner.backend_torch import Found, InFlight
 from lopa.runner.backend_triton import TritonBackend
 from lopa.runner.batch import Batch
 from lopa.runner.kv_cache import KVCache
@@ -43,11 +44,10 @@ class NoDevice(TritonBackend):
         self.layers: dict[graph_inputs.LayerSizes, graph_inputs.HostLayerInputs] = {}
         self.heads: dict[graph_inputs.HeadSizes, graph_inputs.HeadInputs[IntArray]] = {}
         self.started = self.answered = 0.0
-        self.wanted = 0
 
-    def begin(
+    def launch(
         self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
-    ) -> None:
+    ) -> InFlight:
         sizes = graph_inputs.layer_sizes(batch, self._group)
         if sizes not in self.layers:
             buffer = graph_inputs.layer_buffer(sizes)
@@ -58,17 +58,13 @@ class NoDevice(TritonBackend):
         if head not in self.heads:
             self.heads[head] = graph_inputs.head_arrays(graph_inputs.head_buffer(head), head)
         graph_inputs.fill_head(self.heads[head], batch, configs)
-        self.wanted = len(batch.wanted.source)
+        return InFlight(partial(self.answer, len(batch.wanted.source)))
 
-    def finish(self) -> Found:
-        token = self.random.integers(5, 100, self.wanted)
-        max_prob = self.random.random(self.wanted, np.float32)
+    def answer(self, wanted: int) -> Found:
+        token = self.random.integers(5, 100, wanted)
+        max_prob = self.random.random(wanted, np.float32)
         self.answered = time.perf_counter()
         return token, max_prob, -max_prob
-
-    def forward(self, *given: object) -> Found:
-        self.begin(*given)  # type: ignore[arg-type]
-        return self.finish()
 
     def commit(self, *given: object) -> None:
         """Few rounds commit: left out."""

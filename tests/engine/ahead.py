@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lopa import LLM
-from lopa.runner.backend_torch import Found, TorchBackend
+from lopa.runner.backend_torch import Found, InFlight, TorchBackend
 from lopa.runner.paged import PagedRunner
 
 
@@ -17,21 +17,26 @@ class Eager(TorchBackend):
         self.forwards = 0  # all of them
         self.begun = 0
         self.finished = 0  # of those begun, the ones that were of use
-        self._found: Found | None = None
+        self._last: InFlight | None = None
 
     def forward(self, *args: Any) -> Found:
-        self.forwards += 1
-        self._found = None  # another one has been since
-        return super().forward(*args)
+        return self._launch(*args).wait()
 
-    def begin(self, *args: Any) -> None:
+    def launch(self, *args: Any) -> InFlight:
         self.begun += 1
-        self._found = self.forward(*args)
+        in_flight = self._launch(*args)
 
-    def finish(self) -> Found:
-        assert self._found is not None
-        self.finished += 1
-        return self._found
+        def wait() -> Found:
+            assert in_flight is self._last  # no other one has been launched since
+            self.finished += 1
+            return in_flight.wait()
+
+        return InFlight(wait)
+
+    def _launch(self, *args: Any) -> InFlight:
+        self.forwards += 1
+        in_flight = self._last = super().launch(*args)
+        return in_flight
 
 
 def make_eager(llm: LLM) -> Eager:

@@ -13,7 +13,7 @@ from lopa.bench.ceilings import Ceilings
 from lopa.bench.gc_frozen import frozen
 from lopa.bench.rounds import SteadyRounds
 from lopa.errors import ConfigError
-from lopa.runner.backend_torch import TorchBackend
+from lopa.runner.backend_torch import InFlight, TorchBackend
 from lopa.runner.batch import Batch
 from lopa.runner.device_timer import ForwardTime
 from lopa.runner.paged import PagedRunner
@@ -35,8 +35,8 @@ class FakeEvent:
 class Clocked(Eager):
     """Waits and works the longer the more rounds there have been."""
 
-    def begin(self, batch: Batch, *args: Any) -> None:
-        super().begin(batch, *args)
+    def launch(self, batch: Batch, *args: Any) -> InFlight:
+        in_flight = super().launch(batch, *args)
         ((_, plan),) = batch.plans
         FakeEvent.now += expected(plan.index).waited
         if self.timer is not None:
@@ -44,6 +44,7 @@ class Clocked(Eager):
         FakeEvent.now += expected(plan.index).forward
         if self.timer is not None:
             self.timer.stop()
+        return in_flight
 
 
 def expected(index: int) -> ForwardTime:

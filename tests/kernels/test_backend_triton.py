@@ -17,9 +17,11 @@ from lopa.kernels.quantize import quantize
 from lopa.kernels.triton.kv_write import PendingKVWrites
 from lopa.runner import graph_inputs
 from lopa.runner.backend_triton import TritonBackend
+from lopa.runner.batch import make_batch
 from lopa.runner.graphs import GraphCache, common_sizes
 from lopa.runner.kv_cache import PAGE
 from lopa.runner.paged import PagedRunner
+from lopa.types import Plan
 
 pytestmark = [
     pytest.mark.engine,
@@ -209,6 +211,21 @@ def test_what_is_staged_can_be_installed_elsewhere() -> None:
     ):
         assert torch.equal(mine[:, :cached], installed[:, :cached])
     assert torch.equal(ours.backend.carry[0], theirs.backend.carry[0])
+
+
+def test_only_the_last_launch_can_be_waited_for() -> None:
+    """Its buffers hold the result of another one."""
+    llm = load("dream_0")
+    runner = PagedRunner(llm.model, 2 * PAGE, backend=Replayed)
+    slot = runner.open(DecodeConfig(), 16)
+    assert slot is not None
+    tokens, wanted = np.full((1, 4), 5), np.ones((1, 4), np.bool_)
+    plan = Plan(1, 0, 0, 0, tokens, np.array([4]), wanted, None)
+    given = make_batch([(slot, plan)], True), [runner._slots[slot].table], [DecodeConfig()]
+    first, second = (runner.backend.launch(*given) for _ in range(2))
+    with pytest.raises(RuntimeError, match="another forward was launched since"):
+        first.wait()
+    assert len(second.wait()[0]) == 4
 
 
 def test_graphs_are_dropped_and_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:

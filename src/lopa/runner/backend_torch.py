@@ -9,6 +9,7 @@ into the flat token axis. `lopa.runner.backend_triton` does the same with kernel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -28,8 +29,15 @@ HEAD_ROWS = 4096  # logits are computed for at most this many positions at once
 Found = tuple[IntArray, FloatArray, FloatArray]  # token, max_prob, ranking: [N] each
 
 
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A forward that was launched. `wait` gives its statistics, until the next launch."""
+
+    wait: Callable[[], Found]
+
+
 class TorchBackend:
-    is_async = False  # whether a forward runs on between `begin` and `finish`
+    is_async = False  # whether a forward is still running when `launch` returns
 
     def __init__(
         self, model: Transformer, kv_cache: KVCache, attention: BatchAttention = sdpa_batch
@@ -60,19 +68,14 @@ class TorchBackend:
             self.carry = torch.cat([self.carry, more])
             self.open(slot, pages)
 
-    def begin(
-        self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
-    ) -> None:
-        """Launch a forward, on an asynchronous backend."""
-        raise NotImplementedError
-
-    def finish(self) -> Found:
-        """Wait for the forward that was launched last."""
-        raise NotImplementedError
-
     def forward(
         self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
     ) -> Found:
+        return self.launch(batch, tables, configs).wait()
+
+    def launch(
+        self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
+    ) -> InFlight:
         """tables: by plan, its slot's pages; configs: by plan."""
         self._keys.clear()
         self._values.clear()
@@ -82,7 +85,8 @@ class TorchBackend:
             self._values.append(v)
 
         *_, self._hidden = self._layers(batch, tables, stage)
-        return self._find_statistics(batch, self._hidden, configs)
+        found = self._find_statistics(batch, self._hidden, configs)
+        return InFlight(lambda: found)
 
     def flush(self) -> None:
         """Write what is committed to the KV cache; here `commit` has done so."""

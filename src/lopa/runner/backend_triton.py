@@ -10,6 +10,7 @@ inputs are filled while the device runs the layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from lopa.kernels.triton.confidence import confidence
 from lopa.kernels.triton.kv_write import PendingKVWrites, Staged, gather, write_kv
 from lopa.models.transformer import FeedForward, Layer, Transformer, rope
 from lopa.runner import graph_inputs
-from lopa.runner.backend_torch import Found, TorchBackend
+from lopa.runner.backend_torch import Found, InFlight, TorchBackend
 from lopa.runner.batch import Batch
 from lopa.runner.graph_inputs import HeadInputs, HeadSizes, HostLayerInputs, LayerInputs
 from lopa.runner.graphs import GraphCache, HeadGraph, common_sizes
@@ -52,7 +53,7 @@ class TritonBackend(TorchBackend):
         self._cos, self._sin = cos[:, 0].contiguous(), sin[:, 0].contiguous()
         self._table = cublaslt_table(self.device)
         self._staged = Staged(kv_cache.keys[:, :0], kv_cache.values[:, :0], self.carry[:0])
-        self._begun: tuple[HeadGraph | None, Batch, Sequence[DecodeConfig]] | None = None
+        self._launches = 0
         self._pending: PendingKVWrites[IntArray] | None = None  # written by the next graph
 
     def open(self, slot: int, pages: Sequence[int]) -> None:
@@ -67,12 +68,18 @@ class TritonBackend(TorchBackend):
 
     # -- a round ------------------------------------------------------------------------------
 
-    def forward(
+    def launch(
         self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
-    ) -> Found:
-        if self._graphs is not None:
-            self.begin(batch, tables, configs)
-            return self.finish()
+    ) -> InFlight:
+        if self._graphs is None:
+            found = self._run(batch, configs)
+            return InFlight(lambda: found)
+        self._launches += 1
+        head = self._replay(self._graphs, batch, configs)
+        return InFlight(partial(self._wait, self._launches, head, batch, configs))
+
+    def _run(self, batch: Batch, configs: Sequence[DecodeConfig]) -> Found:
+        """Without graphs."""
         inputs = self._eager_inputs(batch)
         self._ensure_staging(len(inputs.tokens))
         for _ in self._run_layers(inputs):
@@ -85,12 +92,11 @@ class TritonBackend(TorchBackend):
         out = self._run_head(graph_inputs.split_head(on_host.to(self.device), head), head)
         return self._found(out.cpu().numpy(), batch)
 
-    def begin(
-        self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
-    ) -> None:
-        graphs = self._graphs
-        assert graphs is not None
-        graphs.wait()  # before its buffers are filled again
+    def _replay(
+        self, graphs: GraphCache, batch: Batch, configs: Sequence[DecodeConfig]
+    ) -> HeadGraph | None:
+        """Launch the layers, then the head; None where it is left to `_wait`."""
+        graphs.wait()  # for the last forward: its buffers are filled again
         sizes = graph_inputs.layer_sizes(batch, self._group)
         if sizes not in graphs.layers:
             self._ensure_staging(sizes.tokens)
@@ -108,14 +114,19 @@ class TritonBackend(TorchBackend):
             graphs.replay(head)
         if self.timer is not None:
             self.timer.stop()
-        self._begun = head, batch, configs
+        return head
 
-    def finish(self) -> Found:
+    def _wait(
+        self,
+        launch: int,
+        head: HeadGraph | None,
+        batch: Batch,
+        configs: Sequence[DecodeConfig],
+    ) -> Found:
         assert self._graphs is not None
-        assert self._begun is not None
-        head, batch, configs = self._begun
+        if launch != self._launches:
+            raise RuntimeError("another forward was launched since")
         self._graphs.wait()
-        self._begun = None
         return self._outside(batch, configs) if head is None else self._found(head.out, batch)
 
     def _outside(self, batch: Batch, configs: Sequence[DecodeConfig]) -> Found:

@@ -18,7 +18,7 @@ from torch import Tensor
 from lopa.config import DecodeConfig
 from lopa.errors import LopaError
 from lopa.models.transformer import Transformer
-from lopa.runner.backend_torch import Found, TorchBackend
+from lopa.runner.backend_torch import Found, InFlight, TorchBackend
 from lopa.runner.base import check_capacity
 from lopa.runner.batch import Batch, make_batch
 from lopa.runner.kv_cache import PAGE, KVCache, pages_for, slot_mapping
@@ -69,7 +69,7 @@ class PagedRunner:
         self.backend = backend(model, self.kv_cache)
         self._slots: dict[int, _Slot] = {}
         self._free: list[int] = []
-        self._begun: tuple[list[tuple[int, Plan]], Batch] | None = None
+        self._begun: tuple[list[tuple[int, Plan]], Batch, InFlight] | None = None
         if warmup:
             self.backend.warm_up(warmup)
 
@@ -162,8 +162,8 @@ class PagedRunner:
             self._check_carry(self._slots[slot], plan)
         batch = make_batch(plans, self.config.shift)
         states = [self._slots[slot] for slot, _ in plans]
-        self.backend.begin(batch, [s.table for s in states], [s.config for s in states])
-        self._begun = list(plans), batch
+        tables, configs = [s.table for s in states], [s.config for s in states]
+        self._begun = list(plans), batch, self.backend.launch(batch, tables, configs)
         return True
 
     def forward(self, plans: Sequence[tuple[int, Plan]]) -> list[Stats | None]:
@@ -171,7 +171,7 @@ class PagedRunner:
         if begun is not None and begun[0] == list(plans):
             for slot, plan in plans:
                 self._slots[slot].plan = plan
-            pieces = self._pieces(begun[1], self.backend.finish())
+            pieces = self._pieces(begun[1], begun[2].wait())
         else:
             pieces = self._forward(plans)
         return [self._stats(plan, pieces.get(slot)) for slot, plan in plans]
