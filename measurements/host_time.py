@@ -55,6 +55,7 @@ class NoDevice(TritonBackend):
         self.layers[sizes].fill(batch, None, self._group)
         self.started = time.perf_counter()
         head = graph_inputs.head_sizes(batch, configs)
+        assert head is not None
         if head not in self.heads:
             self.heads[head] = graph_inputs.head_arrays(graph_inputs.head_buffer(head), head)
         graph_inputs.fill_head(self.heads[head], batch, configs)

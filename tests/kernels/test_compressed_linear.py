@@ -1,15 +1,14 @@
-"""Compressed linear layers: which ones, when memory suffices, and when they are used."""
+"""Compressed linear layers: which ones, and when memory suffices."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from cuda_support import FakeCompressed
 from torch import Tensor
 
 from lopa import LLM
@@ -18,7 +17,7 @@ from lopa.kernels import compressed_linear
 from lopa.kernels.compressed_linear import CompressedLinear, compress_linears
 from lopa.kernels.quantize import quantize
 from lopa.models.transformer import Transformer
-from lopa.runner import backend, backend_triton
+from lopa.runner import backend
 from lopa.runner import device as devices
 from lopa.runner.attention import sdpa_batch
 from lopa.runner.backend_torch import TorchBackend
@@ -28,33 +27,15 @@ from lopa.runner.kv_cache import PAGE, pages_for, token_bytes
 PLENTY = 2**40  # bytes
 
 
-class Fake:
-    """In place of a compressed weight."""
-
-    def __init__(self, weight: Tensor, gated: bool) -> None:
-        self.weight, self.gated = weight, gated
-
-    def supports(self, x: Tensor) -> bool:
-        return len(x) <= 64
-
-    def __call__(self, x: Tensor) -> Tensor:
-        assert self.supports(x)
-        out = F.linear(x, self.weight)
-        if not self.gated:
-            return 2 * out  # so that its results are told apart
-        gate, up = out.chunk(2, dim=1)
-        return 2 * F.silu(gate) * up
-
-    @staticmethod
-    def make(weight: Tensor, *, gated: bool) -> Fake | None:
-        return Fake(weight, gated) if weight[0, 0] != 0 else None
+def fake_compress(weight: Tensor, *, gated: bool) -> FakeCompressed | None:
+    return FakeCompressed(weight, gated) if weight[0, 0] != 0 else None
 
 
 @pytest.fixture
 def compressible(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every weight is."""
     monkeypatch.setattr(compressed_linear, "tiling_of", lambda weight, gated: "a tiling")
-    monkeypatch.setattr(compressed_linear, "compress", Fake.make)
+    monkeypatch.setattr(compressed_linear, "compress", fake_compress)
 
 
 def model() -> Transformer:
@@ -149,45 +130,3 @@ def test_before_the_cache_has_its_memory(
     assert given == [10**6 - (cache_tokens or 0) * each]
     wanted = cache_tokens or 10**5 // 4 // each
     assert llm.runner.capacity == pages_for(wanted) * PAGE
-
-
-@pytest.mark.parametrize(("tokens", "factor"), [(64, 2), (65, 1)])
-def test_used_for_few_tokens(
-    compressible: None, monkeypatch: pytest.MonkeyPatch, tokens: int, factor: int
-) -> None:
-    this = model()
-    compress_linears(this, PLENTY)
-    feed_forward: Any = this.layers[0].feed_forward
-    backend: Any = SimpleNamespace(_table=lambda x, weight, bias=None: F.linear(x, weight, bias))
-    backend._linear = partial(TritonBackend._linear, backend)
-
-    def activate(gate_up: Tensor, kind: None) -> Tensor:  # the kernel wants a device
-        gate, up = gate_up.chunk(2, dim=1)
-        return F.silu(gate) * up
-
-    monkeypatch.setattr(backend_triton.pointwise, "activate", activate)
-    x = torch.randn(tokens, this.config.hidden_size)
-    with torch.no_grad():
-        gate, up = F.linear(x, feed_forward.gate_up.weight).chunk(2, dim=1)
-        active: Any = TritonBackend._swiglu(backend, feed_forward, x)
-        torch.testing.assert_close(active, factor * F.silu(gate) * up)
-        for linear, given in ((feed_forward.down, active), (this.head, x)):
-            found = TritonBackend._linear(backend, linear, given)
-            torch.testing.assert_close(found, factor * F.linear(given, linear.weight))
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_head_is_compressed(compressible: None, tied: bool) -> None:
-    this = model()
-    compress_linears(this, PLENTY)
-    rows = torch.randn(5, this.config.hidden_size)
-    if tied:
-        this.config = replace(this.config, tied_head=True)
-    backend: Any = SimpleNamespace(
-        model=this, _table=lambda x, weight, bias=None: F.linear(x, weight, bias)
-    )
-    backend._linear = partial(TritonBackend._linear, backend)
-    with torch.no_grad():
-        weight = this.embedding.weight if tied else this.head.weight
-        logits = TritonBackend._logits(backend, rows)
-        torch.testing.assert_close(logits, (1 if tied else 2) * F.linear(rows, weight))

@@ -1,4 +1,4 @@
-"""The SwiGLU GEMM: its tilings cover a result, the kernel compiles, and when it is used.
+"""The SwiGLU GEMM: its tilings cover a result, the kernel compiles, and where it is supported.
 
 There is no interpreter for CUDA: what the kernel does with a tile is done again here in torch.
 """
@@ -29,8 +29,6 @@ from lopa.kernels.hopper.swiglu_gemm import (
     supports,
     swiglu_gemm,
 )
-from lopa.kernels.quantize import QuantizedLinear
-from lopa.runner import backend_triton
 
 DREAM = 2 * 18944, 3584
 LLADA = 2 * 12288, 4096
@@ -294,45 +292,3 @@ def test_what_is_launched(monkeypatch: pytest.MonkeyPatch, gated: bool, columns:
     assert weight_map == ((2368, 2, 8, 3584), (6, 2, 8, 64))
     assert to is out
     assert sizes == [500, columns, 3584]
-
-
-def test_used_where_nothing_is_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[Tensor] = []
-
-    def recorded(x: Tensor, weight: Tensor, *, gated: bool) -> Tensor:
-        called.append(weight)
-        return torch.zeros(len(x), len(weight) // (2 if gated else 1))
-
-    monkeypatch.setattr(backend_triton, "swiglu_gemm", recorded)
-    torch.manual_seed(0)
-    h = torch.randn(3, 16)
-    gate_up, down = torch.nn.Linear(16, 48, bias=False), torch.nn.Linear(24, 16, bias=False)
-    backend: Any = SimpleNamespace(_linear=lambda linear, x: linear(x).detach())
-    plain: Any = SimpleNamespace(gate_up=gate_up, down=down)
-    gate, up = gate_up(h).detach().chunk(2, dim=1)
-    active: Any = backend_triton.TritonBackend._swiglu(backend, plain, h)
-    torch.testing.assert_close(active, F.silu(gate) * up)  # the device is not one of those
-
-    monkeypatch.setattr(backend_triton, "supports", lambda x, weight, gated: True)
-    assert not backend_triton.TritonBackend._swiglu(backend, plain, h).any()  # type: ignore[union-attr]
-    assert called[0] is gate_up.weight
-    quantized = SimpleNamespace(gate_up=gate_up, down=QuantizedLinear(down, torch.int8))
-    assert backend_triton.TritonBackend._swiglu(backend, quantized, h).values.any()  # type: ignore
-    assert len(called) == 1
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_logits_use_it_where_it_is_supported(monkeypatch: pytest.MonkeyPatch, tied: bool) -> None:
-    torch.manual_seed(0)
-    hidden, weight = torch.randn(3, 16), torch.randn(40, 16)
-    model = SimpleNamespace(head_weight=weight, config=SimpleNamespace(tied_head=tied), head="head")
-    backend: Any = SimpleNamespace(
-        model=model,
-        _linear=lambda linear, x: (linear, x),
-        _table=lambda x, weight: (weight, x),
-    )
-    taken: Any = backend_triton.TritonBackend._logits(backend, hidden)
-    assert taken[0] is (weight if tied else "head")
-    monkeypatch.setattr(backend_triton, "supports", lambda x, weight, gated: not gated)
-    monkeypatch.setattr(backend_triton, "swiglu_gemm", lambda x, weight, gated: (x, weight, gated))
-    assert backend_triton.TritonBackend._logits(backend, hidden) == (hidden, weight, False)  # type: ignore[comparison-overlap]

@@ -78,9 +78,12 @@ def round_layers(tokens: int, rows: int, group: int) -> LayerSizes:
     return LayerSizes(tokens, rows, most_tiles(tokens, rows, group))
 
 
-def head_sizes(batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes:
-    sampling = any(config.temperature > 0 for config in configs)
-    return HeadSizes(round_head(len(batch.wanted.source)), sampling)
+def head_sizes(batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes | None:
+    """None where nothing is wanted, or the confidence kernel lacks a setting."""
+    wanted = len(batch.wanted.source)
+    if not wanted or any(c.top_p != 1 or c.top_k or c.decoder == "fast-dllm" for c in configs):
+        return None
+    return HeadSizes(round_head(wanted), any(c.temperature > 0 for c in configs))
 
 
 def round_up(count: int, *, finely: int = 256) -> int:
@@ -152,6 +155,32 @@ class HostLayerInputs:
 
 def head_arrays(buffer: Tensor, sizes: HeadSizes) -> HeadInputs[IntArray]:
     return HeadInputs(*(part.numpy() for part in split_head(buffer, sizes)))
+
+
+def layers_on(device: torch.device, batch: Batch, group: int) -> LayerInputs[Tensor]:
+    """For a forward without graphs."""
+    sizes = layer_sizes(batch, group)
+    on_host = layer_buffer(sizes)
+    HostLayerInputs(on_host, sizes).fill(batch, None, group)
+    return split_layers(on_host.to(device), sizes)
+
+
+def head_on(
+    device: torch.device, batch: Batch, configs: Sequence[DecodeConfig], sizes: HeadSizes
+) -> HeadInputs[Tensor]:
+    """For a forward without graphs."""
+    on_host = head_buffer(sizes)
+    fill_head(head_arrays(on_host, sizes), batch, configs)
+    return split_head(on_host.to(device), sizes)
+
+
+def writes_on(device: torch.device, writes: PendingKVWrites[IntArray]) -> PendingKVWrites[Tensor]:
+    """In multiples of 16, as in a graph: Triton compiles another kernel for other lengths."""
+    lengths = [max(1, -(-len(part) // 16)) * 16 for part in writes]
+    on_host = torch.full((sum(lengths),), -1, dtype=torch.int32)
+    for to, part in zip(torch.split(on_host, lengths), writes, strict=True):
+        to[: len(part)] = torch.from_numpy(part)
+    return PendingKVWrites(*torch.split(on_host.to(device), lengths))
 
 
 def attention_rows(inputs: LayerInputs[Tensor], table: Tensor) -> Rows:
