@@ -30,7 +30,7 @@ from torch import Tensor
 
 from graph_time import microseconds
 from lopa.atomic_write import write_lines
-from lopa.kernels.cublaslt import Algorithm, CublasLt, Shape
+from lopa.kernels.cublaslt import WORKSPACE, Algorithm, CublasLt, HeuristicResult, Shape
 from lopa.models.families import dummy_shapes
 
 TABLE = Path(__file__).parent.parent / "src/lopa/kernels/cublaslt_algorithms.json"
@@ -39,6 +39,7 @@ MOST_SPLITS = 6
 # cublasLt.h: what an algorithm can be set to
 ID, TILE, SPLITS, REDUCTION, SWIZZLE, CUSTOM, STAGES = range(7)
 TILE_IDS, CUSTOM_MOST = 6, 7
+MAX_WORKSPACE = 1  # of a preference
 
 
 def shapes_of(model: str, tokens: list[int]) -> list[Shape]:
@@ -56,7 +57,31 @@ def shapes_of(model: str, tokens: list[int]) -> list[Shape]:
 
 
 class Searched(CublasLt):
-    """With the calls that set algorithms by hand."""
+    """With the calls that list algorithms and set them by hand."""
+
+    def proposals(self, shape: Shape, most: int = 64) -> list[Algorithm]:
+        """What cuBLASLt proposes, its own choice first."""
+        preference = ctypes.c_void_p()
+        self._call("MatmulPreferenceCreate", ctypes.byref(preference))
+        size = ctypes.c_uint64(WORKSPACE)
+        self._call(
+            "MatmulPreferenceSetAttribute",
+            preference,
+            MAX_WORKSPACE,
+            ctypes.byref(size),
+            ctypes.c_size_t(8),
+        )
+        found, count = (HeuristicResult * most)(), ctypes.c_int()
+        what, w, x, out = self._describe(shape)
+        self._call(
+            "MatmulAlgoGetHeuristic",
+            *(self._handle, what, w, x, out, out, preference),
+            most,
+            found,
+            ctypes.byref(count),
+        )
+        self._call("MatmulPreferenceDestroy", preference)
+        return [tuple(one.algorithm) for one in found[: count.value]]
 
     def settings(
         self, shape: Shape, like: Algorithm, tiles: dict[int, tuple[int, int]]

@@ -28,7 +28,6 @@ WORKSPACE = 64 << 20  # bytes, for algorithms that split the inner axis
 _COMPUTE_32F, _R_32F, _R_16BF = 68, 0, 14
 _TRANSA, _EPILOGUE, _BIAS_POINTER = 3, 7, 8
 _EPILOGUE_BIAS = 4
-_MAX_WORKSPACE = 1
 
 
 class Shape(NamedTuple):
@@ -48,7 +47,7 @@ class Shape(NamedTuple):
 Algorithm = tuple[int, ...]  # 64 opaque bytes, which are valid for one version of cuBLASLt
 
 
-class _HeuristicResult(ctypes.Structure):
+class HeuristicResult(ctypes.Structure):
     _fields_ = (
         ("algorithm", ctypes.c_uint64 * 8),
         ("workspace", ctypes.c_size_t),
@@ -78,33 +77,9 @@ class CublasLt:
         path = loaded_path("libcublasLt.so")
         return cls(path, device) if path else None
 
-    def proposals(self, shape: Shape, most: int = 64) -> list[Algorithm]:
-        """What cuBLASLt proposes, its own choice first."""
-        preference = ctypes.c_void_p()
-        self._call("MatmulPreferenceCreate", ctypes.byref(preference))
-        size = ctypes.c_uint64(WORKSPACE)
-        self._call(
-            "MatmulPreferenceSetAttribute",
-            preference,
-            _MAX_WORKSPACE,
-            ctypes.byref(size),
-            ctypes.c_size_t(8),
-        )
-        found, count = (_HeuristicResult * most)(), ctypes.c_int()
-        what, w, x, out = self._describe(shape)
-        self._call(
-            "MatmulAlgoGetHeuristic",
-            *(self._handle, what, w, x, out, out, preference),
-            most,
-            found,
-            ctypes.byref(count),
-        )
-        self._call("MatmulPreferenceDestroy", preference)
-        return [tuple(one.algorithm) for one in found[: count.value]]
-
     def supports(self, shape: Shape, algorithm: Algorithm) -> bool:
         what, w, x, out = self._describe(shape)
-        given, found = (ctypes.c_uint64 * 8)(*algorithm), _HeuristicResult()
+        given, found = (ctypes.c_uint64 * 8)(*algorithm), HeuristicResult()
         check = self._calls.cublasLtMatmulAlgoCheck
         code = int(
             check(*(self._handle, what, w, x, out, out), ctypes.byref(given), ctypes.byref(found))
