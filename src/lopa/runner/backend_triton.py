@@ -31,7 +31,7 @@ from lopa.runner.graphs import GraphCache, HeadGraph, common_sizes
 from lopa.runner.kv_cache import PAGE, KVCache, pages_for
 from lopa.types import IntArray
 
-_SLOTS = 256  # at first
+_SLOTS = 256  # at first; doubled when more are open, which drops all graphs
 
 
 class TritonBackend(TorchBackend):
@@ -118,7 +118,7 @@ class TritonBackend(TorchBackend):
         return self._found(out, batch, configs)
 
     def _found(self, out: IntArray | None, batch: Batch, configs: Sequence[DecodeConfig]) -> Found:
-        """out: [3, N] int32 of the confidence kernel; None: by plain torch."""
+        """out: [3, N] int32 of the confidence kernel, which the result may view; None: by torch."""
         if out is None:
             return self._find_statistics(batch, self._staged.hidden, configs)
         found = out[:, : len(batch.wanted.source)]

@@ -1,8 +1,7 @@
 """A batch: the rows of many plans on one flat token axis, laid out on the host.
 
 Token t of row r is at `row_begin[r] + t`; rows follow one another without padding. Only attention
-reads the rows, and only the head reads `wanted`. That one is computed when it is first read: by
-then the device can be running the layers.
+reads the rows, and only the head reads `wanted`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class BatchMetadata(NamedTuple):
     """
 
     first_rows: list[int]  # by plan: its first row
-    inside: list[BoolArray | None]  # by plan: which of its cells are tokens; None: all
+    inside: list[BoolArray | None]  # by plan: which of its cells are tokens; None: all, no mask
     positions: IntArray  # [T] absolute
     blocks: IntArray  # [T] a token attends to those of its row whose block is not larger
     row_begin: IntArray  # [R] first token of the row
@@ -64,6 +63,7 @@ class Batch:
 
     @property
     def wanted(self) -> Wanted:
+        """Computed when it is first read: by then the device is running the layers."""
         if self._wanted is None:
             self._wanted = self._find_wanted()
         return self._wanted
@@ -115,7 +115,7 @@ def _shape(slot: int, plan: Plan) -> _Shape:
     return _Shape(slot, plan.start, plan.cached, plan.rows.shape[1], plan.ends.tobytes(), ids)
 
 
-@lru_cache(maxsize=64)  # a round rarely differs from the one before in more than its tokens
+@lru_cache(maxsize=64)  # most rounds differ from the one before in their tokens alone
 def _metadata(shapes: tuple[_Shape, ...]) -> BatchMetadata:
     ends = [np.frombuffer(shape.ends, np.int64) for shape in shapes]
     counts = [len(of_plan) for of_plan in ends]
@@ -144,4 +144,5 @@ def _metadata(shapes: tuple[_Shape, ...]) -> BatchMetadata:
 
 
 def _joined(arrays: list[npt.NDArray[_T]]) -> npt.NDArray[_T]:
+    """Without a copy where there is one plan, the usual case."""
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -71,7 +71,7 @@ def layer_sizes(batch: Batch, group: int) -> LayerSizes:
     return round_layers(batch.size, len(batch.metadata.row_begin), group)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)  # looked up before every launch
 def round_layers(tokens: int, rows: int, group: int) -> LayerSizes:
     tokens = round_up(tokens)
     rows = next(size for size in (16, 64, 256, tokens + 256) if rows <= size)
@@ -236,9 +236,7 @@ def fill_head(to: HeadInputs[IntArray], batch: Batch, configs: Sequence[DecodeCo
         to.temperature[here] = config.temperature
 
 
-@lru_cache(
-    maxsize=256
-)  # keyed by bytes, since arrays are not hashable; rounds repeat their lengths
+@lru_cache(maxsize=256)  # keyed by bytes, as arrays have no hash; lengths recur when windows move
 def _tiles(row_lengths: bytes, group: int) -> tuple[IntArray, IntArray]:
     """The row of each attention tile, and its first folded query."""
     tiles = -(-np.frombuffer(row_lengths, np.int64) * group // TILE)  # [R]

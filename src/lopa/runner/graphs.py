@@ -24,7 +24,7 @@ from lopa.runner.graph_inputs import (
 from lopa.types import IntArray
 
 _MOST_GRAPHS = 96  # sizes of the layers, and as many of the head
-_FIRST_LAYERS = 1  # in a graph of their own: the host takes a while to launch a long graph
+_FIRST_LAYERS = 1  # in a graph of their own, which starts while the host launches the long rest
 
 RunLayers = Callable[[LayerInputs[Tensor]], Iterator[None]]  # yields after each layer
 RunHead = Callable[[HeadInputs[Tensor], HeadSizes], Tensor]  # → [3, N] int32
@@ -115,7 +115,7 @@ class GraphCache:
 
     def _capture(self, work: Callable[[], Iterator[None]]) -> list[torch.cuda.CUDAGraph]:
         """One graph up to each yield of the work, and one of the rest."""
-        for _ in range(2):  # compiles the kernels
+        for _ in range(2):  # trial runs, which compile kernels and load libraries
             for _ in work():
                 pass
         torch.cuda.synchronize(self.device)

@@ -33,7 +33,7 @@ def _write_kv(
     BLOCK: tl.constexpr,
 ):
     index = tl.program_id(0)
-    layer = tl.program_id(1).to(tl.int64)
+    layer = tl.program_id(1).to(tl.int64)  # one more than there are: carries, in the same launch
     if layer < LAYERS:
         token = tl.load(source + index).to(tl.int64)
         if token >= 0:
