@@ -2,11 +2,11 @@
 
     python measurements/host_time.py [--branches 0,3,7,15,auto] [--rounds 120] [--turns 12]
 
-The device's answer is made up and there at once. "Between" is what the device has to wait for, from
-its statistics to the start of the next round, less the calls that start it and wait for it;
-"meanwhile" is what is left for the time in which it works. `auto` counts forwards, so that it tries
-15 branches as well: the difference is its own. Medians of a turn, and of all turns the fastest:
-processors are disturbed, and never sped up. The turns of all lines alternate.
+The device's answer is made up and ready at once. "Between" is what the device waits for, from its
+statistics to the launch of the next round, without the calls that launch it and wait for it.
+"Meanwhile" is what the host does while the device is busy. `auto` counts forwards, so that it tries
+15 branches as well: the difference is its own. Medians of a turn, and the fastest of all turns:
+noise only adds time. The turns of all lines alternate.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -25,59 +26,56 @@ from lopa.config import AUTO_BRANCHES
 from lopa.engine.cost_measurement import steady_session
 from lopa.engine.scheduler import Scheduler
 from lopa.models.transformer import Transformer
-from lopa.runner import graph_inputs as layout
-from lopa.runner.backend_torch import Found
-from lopa.runner.backend_triton import FusedStep
+from lopa.runner import graph_inputs
+from lopa.runner.backend_torch import Found, InFlight
+from lopa.runner.backend_triton import TritonBackend
 from lopa.runner.batch import Batch
-from lopa.runner.kv_cache import Pages
+from lopa.runner.kv_cache import KVCache
 from lopa.runner.paged import PagedRunner
 from lopa.types import IntArray
 
 
-class NoDevice(FusedStep):
-    """Lays a batch out as for a graph, and makes the answer up."""
+class NoDevice(TritonBackend):
+    """Fills the inputs of graphs, and makes the answer up."""
 
-    def __init__(self, model: Transformer, pages: Pages) -> None:
-        super().__init__(model, pages)
-        self.works_alone = True
-        self.draw = np.random.default_rng(0)
-        self.bodies: dict[layout.BodySizes, layout.BodyArrays] = {}
-        self.heads: dict[layout.HeadSizes, layout.Head[IntArray]] = {}
+    def __init__(self, model: Transformer, kv_cache: KVCache) -> None:
+        super().__init__(model, kv_cache)
+        self.is_async = True
+        self.random = np.random.default_rng(0)
+        self.layers: dict[graph_inputs.LayerSizes, graph_inputs.HostLayerInputs] = {}
+        self.heads: dict[graph_inputs.HeadSizes, graph_inputs.HeadInputs[IntArray]] = {}
         self.started = self.answered = 0.0
-        self.wanted = 0
 
-    def begin(
+    def launch(
         self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
-    ) -> None:
-        sizes = layout.body_sizes(batch, self._group)
-        if sizes not in self.bodies:
-            self.bodies[sizes] = layout.BodyArrays(layout.body_buffer(sizes), sizes)
-        self.bodies[sizes].fill(batch, None, self._group)
+    ) -> InFlight:
+        sizes = graph_inputs.layer_sizes(batch, self._group)
+        if sizes not in self.layers:
+            buffer = graph_inputs.layer_buffer(sizes)
+            self.layers[sizes] = graph_inputs.HostLayerInputs(buffer, sizes)
+        self.layers[sizes].fill(batch, None, self._group)
         self.started = time.perf_counter()
-        head = layout.head_sizes(batch, configs)
+        head = graph_inputs.head_sizes(batch, configs)
+        assert head is not None
         if head not in self.heads:
-            self.heads[head] = layout.head_arrays(layout.head_buffer(head), head)
-        layout.fill_head(self.heads[head], batch, configs)
-        self.wanted = len(batch.wanted.source)
+            self.heads[head] = graph_inputs.head_arrays(graph_inputs.head_buffer(head), head)
+        graph_inputs.fill_head(self.heads[head], batch, configs)
+        return InFlight(partial(self.answer, len(batch.wanted.source)))
 
-    def finish(self) -> Found:
-        token = self.draw.integers(5, 100, self.wanted)
-        max_prob = self.draw.random(self.wanted, np.float32)
+    def answer(self, wanted: int) -> Found:
+        token = self.random.integers(5, 100, wanted)
+        max_prob = self.random.random(wanted, np.float32)
         self.answered = time.perf_counter()
         return token, max_prob, -max_prob
 
-    def forward(self, *given: object) -> Found:
-        self.begin(*given)  # type: ignore[arg-type]
-        return self.finish()
-
     def commit(self, *given: object) -> None:
-        """Of few rounds: left out."""
+        """Few rounds commit: left out."""
 
 
 def measure(llm: LLM, runner: PagedRunner, branches: str, rounds: int) -> tuple[float, float]:
     """Microseconds between two forwards, and meanwhile."""
-    step = runner.step
-    assert isinstance(step, NoDevice)
+    backend = runner.backend
+    assert isinstance(backend, NoDevice)
     between, meanwhile = [], []
     given: int | Literal["auto"] = "auto" if branches == "auto" else int(branches)
     rows = 1 + (AUTO_BRANCHES[-1] if given == "auto" else given)
@@ -86,9 +84,9 @@ def measure(llm: LLM, runner: PagedRunner, branches: str, rounds: int) -> tuple[
         session = steady_session(llm.config, llm.decode_config, given, 64, 768, **more)
         for event in Scheduler(runner, max_running=1).stream(session):
             ended = time.perf_counter()
-            if len(event.round.branches) == rows and step.started > step.answered:
-                between.append(step.started - step.answered)
-                meanwhile.append(ended - step.started)
+            if len(event.round.branches) == rows and backend.started > backend.answered:
+                between.append(backend.started - backend.answered)
+                meanwhile.append(ended - backend.started)
     return 1e6 * statistics.median(between), 1e6 * statistics.median(meanwhile)
 
 
@@ -100,7 +98,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     llm = LLM("dummy:dream-tiny", device="cpu")
-    runner = PagedRunner(llm.model, 4096, step=NoDevice)
+    runner = PagedRunner(llm.model, 4096, backend=NoDevice)
     lines = options.branches.split(",")
     turns = [
         [measure(llm, runner, branches, options.rounds) for branches in lines]

@@ -1,10 +1,10 @@
-"""The kernels on a GPU: first that they are right, then what each of them takes.
+"""The kernels on a GPU: first checks of their results, then the time of each.
 
     python measurements/kernels.py [--model dummy:dream-7b] [--tokens 64,128,256,384,512]
 
 Checks compare with plain torch in fp32 on random inputs. Times are of one layer: a graph runs the
-operation once for each layer of the model, with that layer's own weights, so that nothing stays in
-the cache that would not stay there in a round.
+operation once for each layer of the model, with that layer's own weights, so that the L2 cache
+holds no more than in a round.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from torch import Tensor
 
 from graph_time import microseconds
 from lopa import LLM, DecodeConfig
-from lopa.kernels.compressed_linear import PackedLinear
-from lopa.kernels.cublaslt import known, products_on, table_of
-from lopa.kernels.hopper.common import arranged, available
-from lopa.kernels.hopper.compressed_gemm import Packed, packed
-from lopa.kernels.hopper.swiglu_gemm import paired, suits
+from lopa.kernels.compressed_linear import CompressedLinear
+from lopa.kernels.cublaslt import algorithms_of, all_entries, cublaslt_table
+from lopa.kernels.hopper.common import arrange_rows, available
+from lopa.kernels.hopper.compressed_gemm import CompressedWeight, compress
+from lopa.kernels.hopper.swiglu_gemm import supports, swiglu_gemm
 from lopa.kernels.quantize import KINDS, QuantizedLinear
-from lopa.kernels.scaled import quantise
+from lopa.kernels.scaled import quantize_rows
 from lopa.kernels.triton import pointwise
 from lopa.kernels.triton.attention import TILE, Rows, attend
 from lopa.kernels.triton.confidence import RANKINGS, confidence
 from lopa.kernels.triton.matmul import scaled_matmul
 from lopa.runner.attention import Span, reference_batch, sdpa_batch
-from lopa.runner.backend_triton import FusedStep
+from lopa.runner.backend_triton import TritonBackend
 from lopa.runner.kv_cache import PAGE
 from lopa.runner.paged import PagedRunner
 from lopa.runner.statistics import statistics as plain_statistics
@@ -89,11 +89,15 @@ def check_attention(device: Any) -> dict[str, float]:
     for heads, kv_heads, dim in ((28, 4, 128), (7, 1, 64), (8, 8, 32)):
         for lengths, cached, start, size in cases:
             rows, span = layout(lengths, cached, start, size, heads // kv_heads, device)
-            places = PAGE * (max(1, -(-cached // PAGE)) + 2)
+            cache_tokens = PAGE * (max(1, -(-cached // PAGE)) + 2)
             tokens = sum(lengths)
             wide = [
                 torch.randn(n, h, dim, device=device)
-                for n, h in ((tokens, heads), *[(tokens, kv_heads)] * 2, *[(places, kv_heads)] * 2)
+                for n, h in (
+                    (tokens, heads),
+                    *[(tokens, kv_heads)] * 2,
+                    *[(cache_tokens, kv_heads)] * 2,
+                )
             ]
             # fp32 takes long to compile: one shape of it
             for dtype in (torch.bfloat16, torch.float32)[: 2 if dim == 64 else 1]:
@@ -124,9 +128,9 @@ def check_pointwise(device: Any) -> dict[str, float]:
         active = F.silu(gate) * up
         worst[f"activate {name}"] = error(pointwise.activate(gate_up, None), active)
         for kind_name, kind in KINDS.items():
-            ours = pointwise.quantise(x, kind)
-            same = (ours.values.float() == quantise(x, kind).values.float()).float().mean()
-            worst[f"quantise {kind_name} {name}: differing"] = 1 - float(same)
+            ours = pointwise.quantize_rows(x, kind)
+            same = (ours.values.float() == quantize_rows(x, kind).values.float()).float().mean()
+            worst[f"quantize {kind_name} {name}: differing"] = 1 - float(same)
             for what, scaled, expected in (
                 ("norm", pointwise.norm(x.clone(), delta, weight, 1e-6, kind), plain),
                 ("activate", pointwise.activate(gate_up, kind), active),
@@ -136,30 +140,28 @@ def check_pointwise(device: Any) -> dict[str, float]:
     return worst
 
 
-def check_products(device: Any) -> dict[str, float]:
+def check_quantized(device: Any) -> dict[str, float]:
     worst: dict[str, float] = {}
     for tokens in (17, 64, 512):
         linear = torch.nn.Linear(3584, 4608, device=device, dtype=torch.bfloat16)
         x = torch.randn(tokens, 3584, device=device).bfloat16()
         plain = F.linear(x.float(), linear.weight.float(), linear.bias.float())
         for name, kind in KINDS.items():
-            quantised = QuantizedLinear(linear, kind)
-            worst[f"product {name}, {tokens} tokens, against fp32"] = error(quantised(x), plain)
-            values = quantise(x, kind)
-            back = (values.values.double() @ quantised.weight.double().T).float()
-            back = back * values.scale * quantised.scale.T + linear.bias.float()
-            worst[f"product {name}, {tokens} tokens, against itself"] = error(quantised(x), back)
-            ours = scaled_matmul(
-                *values, quantised.weight, quantised.scale, linear.bias, torch.bfloat16
-            )
+            layer = QuantizedLinear(linear, kind)
+            worst[f"product {name}, {tokens} tokens, against fp32"] = error(layer(x), plain)
+            values = quantize_rows(x, kind)
+            back = (values.values.double() @ layer.weight.double().T).float()
+            back = back * values.scale * layer.scale.T + linear.bias.float()
+            worst[f"product {name}, {tokens} tokens, against itself"] = error(layer(x), back)
+            ours = scaled_matmul(*values, layer.weight, layer.scale, linear.bias, torch.bfloat16)
             worst[f"our product {name}, {tokens} tokens, against itself"] = error(ours, back)
     return worst
 
 
-def check_paired(device: Any) -> dict[str, float]:
-    """In a graph its x is made by the kernels just before it: it has to wait for the last one."""
+def check_swiglu_gemm(device: Any) -> dict[str, float]:
+    """In a graph its x is computed by the kernel just before it, for which it has to wait."""
     if not available(device):
-        print("check_paired: this device goes by the library")
+        print("check_swiglu_gemm: this device has no such kernel")
         return {}
     found: dict[str, float] = {}
     shapes = (
@@ -172,29 +174,29 @@ def check_paired(device: Any) -> dict[str, float]:
         weight = (0.02 * torch.randn(rows, inner, device=device)).bfloat16()
         for tokens in (192, 225, 256, 320, 380, 416, 500, 512, 640, 1024):
             x = torch.randn(tokens, inner, device=device).bfloat16()
-            if not suits(x, weight, gated=gated):
-                continue  # another number of processors has other sizes
+            if not supports(x, weight, gated=gated):
+                continue  # another number of multiprocessors has other sizes
             plain = F.linear(x.float(), weight.float())
             if gated:
                 gate, up = plain.chunk(2, dim=1)
                 plain = F.silu(gate) * up
-            # The result takes the place of this, so that what is not written is seen.
+            # The result is allocated where this was, so that what is not written is NaN.
             torch.full(plain.shape, torch.nan, device=device, dtype=torch.bfloat16)
-            name = f"{'gated' if gated else 'paired'}, {tokens} tokens, {rows} rows"
-            first = paired(x, weight, gated=gated)
+            name = f"{'swiglu gemm' if gated else 'plain gemm'}, {tokens} tokens, {rows} rows"
+            first = swiglu_gemm(x, weight, gated=gated)
             found[name] = error(first, plain)
 
             def just_made(x: Tensor = x, weight: Tensor = weight, gated: bool = gated) -> Tensor:
                 given = torch.full_like(x, torch.nan)
                 torch.mul(x, 1, out=given)
-                return paired(given, weight, gated=gated)
+                return swiglu_gemm(given, weight, gated=gated)
 
             found[f"{name}: differing"] = float(differing(just_made, first))
-    return found or {"paired: nothing that suits": float("nan")}
+    return found or {"swiglu gemm: no shape is supported": float("nan")}
 
 
-def put_out_of_reach(groups: Tensor) -> None:
-    """In every record of [groups, 2, 8, inner] one weight that is small, one zero and one large."""
+def add_outliers(groups: Tensor) -> None:
+    """To every record of [groups, 2, 8, inner]: a small weight, a zero and a large one."""
     count, chunks = len(groups), groups.shape[3] // 64
     for scale in (2.0**-20, 0.0, 2.0**9):
         half, row, column = (
@@ -205,10 +207,10 @@ def put_out_of_reach(groups: Tensor) -> None:
         groups[record, half, row, column] *= scale
 
 
-def check_packed(device: Any) -> dict[str, float]:
-    """Also with weights that are out of reach, and with blocks that do not wait for one another."""
+def check_compressed(device: Any) -> dict[str, float]:
+    """Also with outliers, and with blocks that do not wait for one another."""
     if not available(device):
-        print("check_packed: this device goes by the library")
+        print("check_compressed: this device has no such kernel")
         return {}
     found: dict[str, float] = {}
     shapes = {"gate_up": (37888, 3584), "down": (3584, 18944), "head": (152064, 3584)}
@@ -217,10 +219,10 @@ def check_packed(device: Any) -> dict[str, float]:
     for name, (rows, inner) in shapes.items():
         gated = name.startswith("gate_up")
         weight = (0.02 * torch.randn(rows, inner, device=device)).bfloat16()
-        put_out_of_reach(arranged(weight, gated=gated))
-        made = packed(weight, gated=gated)
-        if made is None:
-            found[f"packed {name}: nothing"] = float("nan")
+        add_outliers(arrange_rows(weight, gated=gated))
+        compressed = compress(weight, gated=gated)
+        if compressed is None:
+            found[f"compressed {name}: nothing"] = float("nan")
             continue
         for tokens in (1, 40, 64):
             x = torch.randn(tokens, inner, device=device).bfloat16()
@@ -228,49 +230,48 @@ def check_packed(device: Any) -> dict[str, float]:
             if gated:
                 gate, up = plain.chunk(2, dim=1)
                 plain = F.silu(gate) * up
-            # The result takes the place of this, so that what is not written is seen.
-            torch.full((tokens, made.columns), torch.nan, device=device, dtype=torch.bfloat16)
-            first = made(x)
-            found[f"packed {name}, {tokens} tokens"] = error(first, plain)
+            # The result is allocated where this was, so that what is not written is NaN.
+            torch.full((tokens, compressed.columns), torch.nan, device=device, dtype=torch.bfloat16)
+            first = compressed(x)
+            found[f"compressed {name}, {tokens} tokens"] = error(first, plain)
 
-            def just_made(x: Tensor = x, made: Packed = made) -> Tensor:
-                made(2 * x)  # leaves other sums where those of the next one are put
+            def just_made(x: Tensor = x, weight: CompressedWeight = compressed) -> Tensor:
+                weight(2 * x)  # leaves other partial sums in the same memory
                 given = torch.full_like(x, torch.nan)
                 torch.mul(x, 1, out=given)
-                return made(given)
+                return weight(given)
 
             others = differing(just_made, first)
-            found[f"packed {name}, {tokens} tokens: differing"] = float(others)
-        for patience in (0, 1, 8) if made.plan.split > 1 else ():
-            impatient = Packed(
-                made.plan._replace(patience=patience), made.data, made.columns, inner
-            )
+            found[f"compressed {name}, {tokens} tokens: differing"] = float(others)
+        for polls in (0, 1, 8) if compressed.tiling.split > 1 else ():
+            tiling = compressed.tiling._replace(polls=polls)
+            hasty = CompressedWeight(tiling, compressed.data, compressed.columns, inner)
 
-            def after_another(x: Tensor = x, impatient: Packed = impatient) -> Tensor:
-                impatient(2 * x)
-                return impatient(x)
+            def after_another(x: Tensor = x, weight: CompressedWeight = hasty) -> Tensor:
+                weight(2 * x)
+                return weight(x)
 
             others = differing(after_another, first)
-            found[f"packed {name}, patience {patience}: differing"] = float(others)
+            found[f"compressed {name}, {polls} polls: differing"] = float(others)
         if not gated:  # the weight itself, column by column
             wrong = 0
             for k in range(0, inner, 64 * 7):
                 one = torch.zeros(64, inner, device=device, dtype=torch.bfloat16)
                 one[:, k : k + 64] = torch.eye(64, device=device)
-                wrong += int((weight[:, k : k + 64] != made(one).T).sum())
-            found[f"packed {name}: weights differing"] = float(wrong)
+                wrong += int((weight[:, k : k + 64] != compressed(one).T).sum())
+            found[f"compressed {name}: weights differing"] = float(wrong)
     return found
 
 
 def differing(work: Callable[[], Tensor], first: Tensor) -> int:
-    """How often its result is not the first one to the bit, over and over in a graph."""
+    """How often its result is not bitwise the first one, repeated in a graph."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         again = [work() for _ in range(20)]
     found = 0
     for _ in range(10):
         for one in again:
-            one.fill_(torch.nan)  # so that what is not written is seen
+            one.fill_(torch.nan)  # what is not written stays so
         graph.replay()
         torch.cuda.synchronize()
         found += sum(not torch.equal(one, first) for one in again)
@@ -282,8 +283,8 @@ def check_splits(device: Any) -> dict[str, float]:
     others, wrong = 0, 0.0
     for tokens in (64, 128, 256):
         for kind in KINDS.values():
-            x = quantise(torch.randn(tokens, 18944, device=device), kind)
-            w = quantise(torch.randn(3584, 18944, device=device), kind)
+            x = quantize_rows(torch.randn(tokens, 18944, device=device), kind)
+            w = quantize_rows(torch.randn(3584, 18944, device=device), kind)
             work = partial(scaled_matmul, *x, *w, None, torch.bfloat16)
             first = work()
             plain = (x.values.double() @ w.values.double().T) * x.scale * w.scale.T
@@ -306,35 +307,35 @@ def check_merges(device: Any) -> dict[str, float]:
 
 
 def check_table(device: Any) -> dict[str, float]:
-    """Products by the table of this device, each with two biases in one graph where it has one."""
-    products = products_on(device)
+    """The cuBLASLt table of this device, with two biases in one graph where a shape has one."""
+    table = cublaslt_table(device)
     worst = 0.0
-    for shape in products.table:
+    for shape in table.algorithms:
         weight = torch.randn(shape.columns, shape.inner, device=device).bfloat16()
         x = torch.randn(shape.tokens, shape.inner, device=device).bfloat16()
         biases = [
             torch.randn(shape.columns, device=device).bfloat16() if shape.bias else None
             for _ in range(2)
         ]
-        products(x, weight, biases[0])
+        table(x, weight, biases[0])
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = [products(x, weight, bias) for bias in biases]
+            found = [table(x, weight, bias) for bias in biases]
         graph.replay()
         for ours, bias in zip(found, biases, strict=True):
             wide = None if bias is None else bias.float()
             worst = max(worst, error(ours, F.linear(x.float(), weight.float(), wide)))
     name = torch.cuda.get_device_name(device)
-    version = products.library.version if products.library else 0
-    left_out = len(table_of(known(), name, version)) - len(products.table)
-    return {"products by table": worst, "products by table: left out": float(left_out)}
+    version = table.library.version if table.library else 0
+    left_out = len(algorithms_of(all_entries(), name, version)) - len(table.algorithms)
+    return {"cuBLASLt table": worst, "cuBLASLt table: left out": float(left_out)}
 
 
 def check_rounds(device: Any) -> dict[str, float]:
-    """Rounds begun ahead, several requests at once, one dropped, prompts that are in the cache:
+    """The same tokens with graphs as without, where commits are written at once.
 
-    the same tokens as one by one and without graphs, where what is committed is there at once.
+    With overlapped rounds, several requests at once, an aborted one, and cached prompts.
     """
     found: dict[str, float] = {}
     for attention in ("full", "block"):
@@ -349,7 +350,8 @@ def _check_rounds(device: Any, attention: Any) -> dict[str, float]:
     prompts += prompts[2:5]
     config = DecodeConfig(branches=3, block_size=8, max_new_tokens=32, attention=attention)
     usual = llm.runner
-    llm.runner = PagedRunner(llm.model, 8192, step=partial(FusedStep, graphs=False), reuse="off")
+    eager = partial(TritonBackend, graphs=False)
+    llm.runner = PagedRunner(llm.model, 8192, backend=eager, reuse="off")
     alone = [llm.generate(prompt, config).token_ids for prompt in prompts]
     llm.runner = usual
     engine = llm.engine(max_running=3)
@@ -364,16 +366,16 @@ def _check_rounds(device: Any, attention: Any) -> dict[str, float]:
     warm = LLM(
         "dummy:dream-tiny", device=str(device), dtype="float32", cache_tokens=8192, warmup=256
     )
-    step = warm.runner.step
+    backend = warm.runner.backend
 
     def captured() -> set[object]:
-        return {*step._bodies, *step._heads}
+        return {*backend._graphs.layers, *backend._graphs.heads}
 
     ready = captured()
     same = warm.generate(prompts[0], config).token_ids == alone[0]
     together = [s.output.token_ids if s.output else alone[1] for s in sessions]
     return {
-        "rounds begun ahead": float(sum(a != b for a, b in zip(ahead, alone, strict=True))),
+        "overlapped rounds": float(sum(a != b for a, b in zip(ahead, alone, strict=True))),
         "many at once": float(sum(a != b for a, b in zip(together, alone, strict=True))),
         "warmed up: graphs that were missing": float(len(captured() - ready)),
         "warmed up: answers that differ": float(not same),
@@ -396,7 +398,7 @@ def check_confidence(device: Any) -> dict[str, float]:
             out = torch.zeros(3, 70, dtype=torch.int32, device=device)
             heat = torch.full((70,), temperature, device=device)
             settings = torch.stack(rows, 1)
-            confidence(logits, settings, heat, 7, out, drawing=temperature > 0)
+            confidence(logits, settings, heat, 7, out, sampling=temperature > 0)
             worst["confidence: tokens differing"] = max(
                 worst.get("confidence: tokens differing", 0.0),
                 float((out[0] != token).float().mean()),
@@ -429,7 +431,7 @@ def times(llm: LLM, tokens: int, window: int, prefix: int) -> dict[str, float]:
     for name, (part, given) in products.items():
         linear = part(layers[0])
         if isinstance(linear, QuantizedLinear):
-            scaled = pointwise.quantise(given, linear.kind)
+            scaled = pointwise.quantize_rows(given, linear.kind)
             measure(name, lambda i, p=part, s=scaled: p(layers[i])(s))
         else:
             measure(name, lambda i, p=part, g=given: p(layers[i])(g))
@@ -438,23 +440,23 @@ def times(llm: LLM, tokens: int, window: int, prefix: int) -> dict[str, float]:
     measure("norm", lambda i: pointwise.norm(x, x, weight, 1e-6, kind))
     measure("activate", lambda i: pointwise.activate(gate_up, kind))
     if kind is None:
-        product = products_on(device)
+        table = cublaslt_table(device)
         weights = [layer.feed_forward.gate_up.weight for layer in layers]
-        measure("gate_up and activate", lambda i: pointwise.activate(product(x, weights[i]), None))
-        if suits(x, weights[0], gated=True):
-            measure("gate_up and activate, paired", lambda i: paired(x, weights[i], gated=True))
+        measure("gate_up and activate", lambda i: pointwise.activate(table(x, weights[i]), None))
+        if supports(x, weights[0], gated=True):
+            measure("swiglu gemm", lambda i: swiglu_gemm(x, weights[i], gated=True))
         head_weight = llm.model.head_weight
-        if suits(x, head_weight, gated=False):
-            measure("head, paired", lambda i: paired(x, head_weight, gated=False), 1)
+        if supports(x, head_weight, gated=False):
+            measure("head, plain gemm", lambda i: swiglu_gemm(x, head_weight, gated=False), 1)
         for name, given in (("gate_up", x), ("down", wide)):
             owned = [getattr(layer.feed_forward, name) for layer in layers]
-            if all(isinstance(one, PackedLinear) and one.packed.suits(given) for one in owned):
-                measure(f"{name}, packed", lambda i, o=owned, g=given: o[i].packed(g))
+            if all(isinstance(o, CompressedLinear) and o.compressed.supports(given) for o in owned):
+                measure(f"{name}, compressed", lambda i, o=owned, g=given: o[i].compressed(g))
         head = getattr(llm.model, "head", None)
-        if isinstance(head, PackedLinear) and head.packed.suits(x):
-            measure("head, packed", lambda i: head.packed(x), 1)
+        if isinstance(head, CompressedLinear) and head.compressed.supports(x):
+            measure("head, compressed", lambda i: head.compressed(x), 1)
     if kind is not None:
-        measure("quantise", lambda i: pointwise.quantise(x, kind))
+        measure("quantize", lambda i: pointwise.quantize_rows(x, kind))
     width = (config.heads + 2 * config.kv_heads) * config.head_dim
     qkv = torch.randn(tokens, width, device=device).to(llm.dtype)
     keys = torch.empty(tokens, config.kv_heads, config.head_dim, device=device, dtype=llm.dtype)
@@ -467,12 +469,12 @@ def times(llm: LLM, tokens: int, window: int, prefix: int) -> dict[str, float]:
     group = config.heads // config.kv_heads
     lengths = [window] * (tokens // window)
     q = qkv.view(tokens, -1, config.head_dim)[:, : config.heads]
-    pages = llm.runner.pages
+    cache = llm.runner.kv_cache
     rows, _ = layout(lengths, prefix, prefix, None, group, device)
     for splits in (1, 2, 4):
 
         def mix(i: int, splits: int = splits) -> Tensor:
-            return attend(q, keys, values, pages.keys[i], pages.values[i], rows, splits=splits)
+            return attend(q, keys, values, cache.keys[i], cache.values[i], rows, splits=splits)
 
         measure(f"attention / {splits}", mix)
     measure("head", lambda i: llm.model.logits(x), 1)
@@ -482,7 +484,7 @@ def times(llm: LLM, tokens: int, window: int, prefix: int) -> dict[str, float]:
     heat = torch.zeros(tokens, device=device)
 
     def find(_: int) -> None:
-        confidence(logits, settings, heat, config.mask_id, out, drawing=False)
+        confidence(logits, settings, heat, config.mask_id, out, sampling=False)
 
     measure("confidence", find, 1)
     return found
@@ -504,12 +506,12 @@ def main() -> None:
     checks = (
         check_attention,
         check_pointwise,
-        check_products,
+        check_quantized,
         check_splits,
         check_merges,
         check_table,
-        check_paired,
-        check_packed,
+        check_swiglu_gemm,
+        check_compressed,
         check_confidence,
         check_rounds,
     )
@@ -519,7 +521,9 @@ def main() -> None:
     for name, value in worst.items():
         print(f"{value:10.2e}  {name}")
     limits = {"attention bfloat16": 5e-3, "attention float32": 1e-5}
-    limits |= {name: 3e-3 for name in worst if name.startswith(("gated", "paired", "packed"))}
+    limits |= {
+        name: 3e-3 for name in worst if name.startswith(("swiglu gemm", "plain gemm", "compressed"))
+    }
     bad = [n for n, v in worst.items() if not v < limits.get(n, 6e-2)]
     print("wrong: " + ", ".join(bad) if bad else "all right")
     if options.checks_only:

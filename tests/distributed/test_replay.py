@@ -9,7 +9,7 @@ from lopa import LLM
 from lopa.distributed.replay import ReplayLog
 from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
-from lopa.runner.backend_torch import places
+from lopa.runner.kv_cache import slot_mapping
 from lopa.runner.paged import PagedRunner
 
 
@@ -38,8 +38,9 @@ def test_a_cache_written_anew_is_the_same(path: goldens.Path) -> None:
             engine.add(again)
             engine._admit()
             cached = max((p.start + p.commit for p in log.plans), default=0)
-            here, there = (places(runner._slots[s].table, 0, cached) for s in (again.slot, slot))
-            for kept in (runner.pages.keys, runner.pages.values):
+            tables = [runner._slots[s].table for s in (again.slot, slot)]
+            here, there = (slot_mapping(table, 0, cached) for table in tables)
+            for kept in (runner.kv_cache.keys, runner.kv_cache.values):
                 np.testing.assert_allclose(kept[:, here], kept[:, there], atol=2e-5)
             engine.close()
     assert session.output is not None

@@ -16,6 +16,7 @@ from lopa.config import AUTO_BRANCHES
 from lopa.decoding.branch_budget import RoundCost
 from lopa.engine import cost_measurement
 from lopa.engine.session import Session
+from lopa.runner.backend_torch import InFlight
 from lopa.tasks import generate
 
 POINTS = [(32, 0.010), (64, 0.011), (512, 0.030)]
@@ -62,25 +63,24 @@ def test_a_host_that_is_kept_does_not_make_the_device_seem_fast(
     least, late = 0.015, 0.030
     llm = LLM("dummy:dream-tiny", device="cpu")
     step = make_eager(llm)
-    ready = 0.0
-    begin, finish, record = step.begin, step.finish, Session.record
+    launch, record = step.launch, Session.record
     delays = itertools.cycle((late, 0.0, 0.0))
 
-    def begin_slowly(*args: Any) -> None:
-        nonlocal ready
+    def launch_slowly(*args: Any) -> InFlight:
         ready = time.perf_counter() + least
-        begin(*args)
+        in_flight = launch(*args)
 
-    def wait_and_finish() -> Any:
-        time.sleep(max(0.0, ready - time.perf_counter()))
-        return finish()
+        def wait() -> Any:
+            time.sleep(max(0.0, ready - time.perf_counter()))
+            return in_flight.wait()
+
+        return InFlight(wait)
 
     def record_late(session: Session, seconds: float) -> Any:
         time.sleep(next(delays))
         return record(session, seconds)
 
-    monkeypatch.setattr(step, "begin", begin_slowly)
-    monkeypatch.setattr(step, "finish", wait_and_finish)
+    monkeypatch.setattr(step, "launch", launch_slowly)
     monkeypatch.setattr(Session, "record", record_late)
     timed = cost_measurement._Timed(llm.runner, llm.config, llm.decode_config, 64, 0)
     for _ in range(12):

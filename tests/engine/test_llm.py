@@ -143,10 +143,10 @@ def test_a_failed_allocation_does_no_harm(llm: LLM, monkeypatch: pytest.MonkeyPa
         raise MemoryError
 
     with monkeypatch.context() as broken:
-        broken.setattr(type(fresh.runner.step), "forward", fail)
+        broken.setattr(type(fresh.runner.backend), "forward", fail)
         with pytest.raises(MemoryError):
             fresh.generate("Hello", SHORT)
-    assert fresh.runner.pages.free == fresh.runner.pages.count
+    assert fresh.runner.kv_cache.free_pages == fresh.runner.kv_cache.total_pages
     assert fresh.generate("Hello", SHORT).token_ids == llm.generate("Hello", SHORT).token_ids
 
 

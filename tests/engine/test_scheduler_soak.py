@@ -64,6 +64,6 @@ def test_many_requests(requests: int) -> None:
     assert step is None or step.finished > requests
     assert most > 8
     assert not alive
-    runner.prefixes.clear()
-    assert runner.pages.free == runner.pages.count
+    runner.prefix_cache.clear()
+    assert runner.kv_cache.free_pages == runner.kv_cache.total_pages
     assert not runner._slots

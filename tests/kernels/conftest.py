@@ -1,4 +1,4 @@
-"""Kernels run here on the CPU, in Triton's interpreter. It must be chosen before they are made."""
+"""Kernels run here on the CPU, in Triton's interpreter. It is chosen before they are imported."""
 
 import os
 

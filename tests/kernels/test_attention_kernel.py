@@ -28,16 +28,16 @@ def run(
 ) -> None:
     generator = torch.Generator().manual_seed(len(cases) * heads + dim)
 
-    def draw(*shape: int) -> torch.Tensor:
+    def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(dtype)
 
     widest = max(1, max(-(-cached // PAGE) for _, cached, _, _ in cases))
     total_pages = widest * len(cases) + 3
     order = torch.randperm(total_pages, generator=generator)
     table = torch.full((len(cases), widest), 10_000)  # unused entries must not be followed
-    pool_k, pool_v = (draw(total_pages * PAGE, kv_heads, dim) for _ in range(2))
+    cache_k, cache_v = (normal(total_pages * PAGE, kv_heads, dim) for _ in range(2))
     tokens = sum(sum(lengths) for lengths, *_ in cases)
-    qkv = draw(tokens, (heads + 2 * kv_heads) * dim)
+    qkv = normal(tokens, (heads + 2 * kv_heads) * dim)
     q, k, v = (
         x.view(tokens, -1, dim)
         for x in qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1)
@@ -50,9 +50,9 @@ def run(
         table[slot, :count] = order[slot * widest : slot * widest + count]
         position = np.arange(cached)
         seen = position[(position < start) | (position >= start + max(lengths))]
-        places = table[slot].numpy()[seen // PAGE] * PAGE + seen % PAGE
+        prefix = table[slot].numpy()[seen // PAGE] * PAGE + seen % PAGE
         ids = None if size is None else torch.arange(max(lengths)) // size
-        spans.append(Span(at, lengths, torch.from_numpy(places), ids))
+        spans.append(Span(at, lengths, torch.from_numpy(prefix), ids))
         for length in lengths:
             for first in range(0, length * heads // kv_heads, TILE):
                 tiles.append((len(rows), first))
@@ -66,8 +66,8 @@ def run(
     columns = [torch.tensor(x, dtype=torch.int32) for x in zip(*rows, strict=True)]
     tile_row, tile_at = (torch.tensor(x, dtype=torch.int32) for x in zip(*tiles, strict=True))
     layout = Rows(tile_row, tile_at, *columns, blocks, table.int())
-    ours = attend(q, k, v, pool_k, pool_v, layout, splits=splits)
-    plain = reference_batch(*(x.float() for x in (q, k, v, pool_k, pool_v)), spans)
+    ours = attend(q, k, v, cache_k, cache_v, layout, splits=splits)
+    plain = reference_batch(*(x.float() for x in (q, k, v, cache_k, cache_v)), spans)
     error = (ours.float() - plain).norm() / plain.norm()
     assert error < DTYPES[dtype]
 
@@ -109,21 +109,21 @@ def test_more_pages_than_are_looked_up_at_once_in_each_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("programs", "dim", "room", "stages"),
+    ("programs", "dim", "memory", "stages"),
     [
-        (112, 128, 226, 4),  # an H200: each program has a processor to itself
+        (112, 128, 226, 4),  # an H200: each program has a multiprocessor to itself
         (224, 128, 226, 3),  # two of them share one
         (112, 256, 226, 3),
-        (112, 128, 98, 2),  # a GPU for desks
+        (112, 128, 98, 2),  # a desktop GPU
         (224, 64, 98, 3),
         (112, 256, 48, 1),
     ],
 )
 def test_stages_go_by_programs_and_shared_memory(
-    programs: int, dim: int, room: int, stages: int
+    programs: int, dim: int, memory: int, stages: int
 ) -> None:
-    """room: KiB."""
-    assert stages_for(programs, 2 * dim, room * 1024) == stages
+    """memory: KiB."""
+    assert stages_for(programs, 2 * dim, memory * 1024) == stages
 
 
 def test_heads_must_lie_side_by_side() -> None:

@@ -1,6 +1,6 @@
-"""Packed weights: that nothing is lost, who has which part, that the kernel compiles, who uses it.
+"""Compressed weights: the format is lossless, the tilings cover a weight, the kernel compiles.
 
-What the kernel does with a record is done again here in Python: there is no interpreter for it.
+There is no interpreter for CUDA: what the kernel does with a record is done again here in Python.
 """
 
 from __future__ import annotations
@@ -18,54 +18,54 @@ from torch import Tensor
 
 from lopa.kernels.hopper import common as hopper
 from lopa.kernels.hopper import compressed_gemm as module
-from lopa.kernels.hopper import nvrtc as cuda
-from lopa.kernels.hopper.common import CHUNK, GROUP, arranged
+from lopa.kernels.hopper import nvrtc
+from lopa.kernels.hopper.common import CHUNK, GROUP, arrange_rows
 from lopa.kernels.hopper.compressed_gemm import (
-    PATCHES,
+    MAX_OUTLIERS,
+    MAX_TOKENS,
     RECORD,
-    TOKENS,
-    Packed,
-    Plan,
+    CompressedTiling,
+    CompressedWeight,
     binary,
-    laid_out,
-    packed,
-    packed_bytes,
-    plan,
+    choose_tiling,
+    compress,
+    compressed_bytes,
+    encode,
     records,
 )
 
-PROCESSORS = 132
-SHARED = 227 * 1024  # bytes that a block may have
+SMS = 132
+SHARED = 227 * 1024  # bytes of a block
 
 
-def unpacked(record: Tensor) -> Tensor:
-    """[RECORD] bytes → [lane, slot] bits, as packed.cu does it."""
+def decode(record: Tensor) -> Tensor:
+    """[RECORD] bytes → [lane, index] bits, as compressed_gemm.cu unpacks them."""
     low = record[:1024].view(2, 32, 16).transpose(0, 1).reshape(32, 32).int()
     high = record[1024:1536].contiguous().view(torch.int32).long().view(32, 4) & 0xFFFFFFFF
     words = record[1536:].contiguous().view(torch.int32).long() & 0xFFFFFFFF
-    base, patches = int(words[0]) & 0xFF, int(words[0]) >> 8
-    turned = high >> 4 | (high & 15) << 28
+    base, outliers = int(words[0]) & 0xFF, int(words[0]) >> 8
+    rotated = high >> 4 | (high & 15) << 28
     found = torch.zeros(32, 32, dtype=torch.int64)
     for step in range(4):
-        for half, word in enumerate((high[:, step], turned[:, step])):
+        for half, word in enumerate((high[:, step], rotated[:, step])):
             upper = (word & 0x87878787) + base * 0x01010101
             for i in range(4):
-                slot = 8 * step + 4 * half + i
-                found[:, slot] = low[:, slot] | (upper >> 8 * i & 0xFF) << 8
-    for word in words[1 : 1 + patches].tolist():
+                index = 8 * step + 4 * half + i
+                found[:, index] = low[:, index] | (upper >> 8 * i & 0xFF) << 8
+    for word in words[1 : 1 + outliers].tolist():
         found[word >> 24, word >> 16 & 31] = word & 0xFFFF
     return found
 
 
 def fragments(chunk: Tensor) -> Tensor:
-    """[16, 64] → [lane, slot]: the left factor of wgmma, as PTX describes a thread's registers."""
+    """[16, 64] → [lane, index]: the left operand of wgmma by lanes, as in the PTX manual."""
     found = torch.zeros(32, 32, dtype=chunk.dtype)
     for lane in range(32):
-        for slot in range(32):
-            step, register, second = slot // 8, slot // 2 % 4, slot % 2
+        for index in range(32):
+            step, register, second = index // 8, index // 2 % 4, index % 2
             row = lane // 4 + 8 * (register % 2)
             column = 16 * step + 2 * (lane % 4) + 8 * (register // 2) + second
-            found[lane, slot] = chunk[row, column]
+            found[lane, index] = chunk[row, column]
     return found
 
 
@@ -78,16 +78,16 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def special(*shape: int) -> Tensor:
-    """With values that no base reaches together with the others."""
+    """With outliers of several kinds."""
     weight = normal(*shape)
     weight[3, 5], weight[4, 70], weight[9, 6], weight[0, 9] = 1e-30, 0.0, -0.0, -300.0
-    weight[1, 8] = 1e-39  # less than the least normal value
+    weight[1, 8] = 1e-39  # subnormal
     return weight
 
 
 @pytest.mark.parametrize("kind", [normal, special])
-def test_nothing_is_lost(kind: Any) -> None:
-    groups = arranged(kind(64, 192), gated=False)
+def test_lossless(kind: Any) -> None:
+    groups = arrange_rows(kind(64, 192), gated=False)
     found = records(groups)
     assert found is not None
     assert found.shape == (4, 3, RECORD)
@@ -96,7 +96,7 @@ def test_nothing_is_lost(kind: Any) -> None:
     for group in range(4):
         for chunk in range(3):
             expected = bits_of(groups[group, :, CHUNK * chunk : CHUNK * (chunk + 1)].contiguous())
-            assert torch.equal(unpacked(found[group, chunk]), fragments(expected))
+            assert torch.equal(decode(found[group, chunk]), fragments(expected))
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -2.5e-38, 3e38, float("inf"), float("nan")])
@@ -104,29 +104,29 @@ def test_records_of_one_value(value: float) -> None:
     groups = torch.full((1, GROUP, CHUNK), value).bfloat16()
     found = records(groups.unflatten(1, (2, 8)))
     assert found is not None
-    assert found[0, 0, 1537] == 0  # none is out of reach
-    assert torch.equal(unpacked(found[0, 0]), fragments(bits_of(groups[0])))
+    assert found[0, 0, 1537] == 0  # no outlier
+    assert torch.equal(decode(found[0, 0]), fragments(bits_of(groups[0])))
 
 
-def test_few_weights_are_out_of_reach() -> None:
-    found = records(arranged(normal(512, 2048), gated=True))
+def test_few_weights_are_outliers() -> None:
+    found = records(arrange_rows(normal(512, 2048), gated=True))
     assert found is not None
-    missed = found[..., 1537].sum()
-    assert 0 < missed < 512 * 2048 / 5000
+    outliers = found[..., 1537].sum()
+    assert 0 < outliers < 512 * 2048 / 5000
 
 
-def test_as_many_as_there_is_room_for_and_no_more() -> None:
+def test_as_many_outliers_as_a_record_holds_and_no_more() -> None:
     groups = torch.ones(2, GROUP, CHUNK).bfloat16()
-    groups[1, 2, :PATCHES] = 1e-20
+    groups[1, 2, :MAX_OUTLIERS] = 1e-20
     found = records(groups.unflatten(1, (2, 8)))
     assert found is not None
-    assert found[:, 0, 1537].tolist() == [0, PATCHES]
-    assert torch.equal(unpacked(found[1, 0]), fragments(bits_of(groups[1])))
+    assert found[:, 0, 1537].tolist() == [0, MAX_OUTLIERS]
+    assert torch.equal(decode(found[1, 0]), fragments(bits_of(groups[1])))
     groups[1, 15, 63] = 1e20
     assert records(groups.unflatten(1, (2, 8))) is None
 
 
-def test_of_large_and_small_weights_the_fewer_are_out_of_reach() -> None:
+def test_of_large_and_small_weights_the_fewer_are_outliers() -> None:
     groups = torch.full((1, GROUP, CHUNK), 0.01).bfloat16()
     groups[0, 0, :5] = 3000.0
     found = records(groups.unflatten(1, (2, 8)))
@@ -136,80 +136,84 @@ def test_of_large_and_small_weights_the_fewer_are_out_of_reach() -> None:
 
 def test_rows_of_a_group() -> None:
     weight = torch.arange(64)[:, None].expand(64, 2)
-    plain, gated = (arranged(weight, gated=gated)[..., 0] for gated in (False, True))
+    plain, gated = (arrange_rows(weight, gated=gated)[..., 0] for gated in (False, True))
     assert plain[1].tolist() == [[16 + 2 * q for q in range(8)], [17 + 2 * q for q in range(8)]]
     assert gated[1].tolist() == [[8 + q for q in range(8)], [40 + q for q in range(8)]]
 
 
 DREAM = {
-    "gate_up": ((37888, 3584, True), Plan(18, 132, 1, True)),
-    "down": ((3584, 18944, False), Plan(14, 16, 8, False)),
-    "head": ((152064, 3584, False), Plan(18, 528, 1, False)),
-    "qkv": ((4608, 3584, False), None),  # so small that the library is as fast
+    "gate_up": ((37888, 3584, True), CompressedTiling(18, 132, 1, True)),
+    "down": ((3584, 18944, False), CompressedTiling(14, 16, 8, False)),
+    "head": ((152064, 3584, False), CompressedTiling(18, 528, 1, False)),
+    "qkv": ((4608, 3584, False), None),  # so small that cuBLASLt is as fast
     "out": ((3584, 3584, False), None),
 }
 
 
 @pytest.mark.parametrize("name", DREAM)
-def test_plans_of_dream(name: str) -> None:
+def test_tilings_of_dream(name: str) -> None:
     (rows, inner, gated), expected = DREAM[name]
-    assert plan(rows, inner, PROCESSORS, gated=gated) == expected
+    assert choose_tiling(rows, inner, SMS, gated=gated) == expected
 
 
 @pytest.mark.parametrize(
     ("rows", "inner"),
     [(37888 + 16, 3584), (37888, 3584 + 32), (16384, 2047 * 2), (160, 64 * 4000)],
 )
-def test_what_is_left_to_the_library(rows: int, inner: int) -> None:
-    assert plan(rows, inner, PROCESSORS, gated=False) is None
+def test_what_is_left_to_cublaslt(rows: int, inner: int) -> None:
+    assert choose_tiling(rows, inner, SMS, gated=False) is None
 
 
-def test_plans_hold_to_the_rules() -> None:
+def test_tilings_hold_to_the_rules() -> None:
     shapes = [
         (rows, inner) for rows in range(2048, 60000, 1952) for inner in range(512, 20000, 832)
     ]
     shapes += [(24576, 4096), (4096, 12288), (126464, 4096)]
-    found = [(s, plan(*s, p, gated=False), p) for s in shapes for p in (78, 114, 131, PROCESSORS)]
-    made = [(shape, one, processors) for shape, one, processors in found if one is not None]
-    assert len(made) > 300
-    for (rows, inner), one, processors in made:
+    found = [(s, choose_tiling(*s, n, gated=False), n) for s in shapes for n in (78, 114, 131, SMS)]
+    tilings = [(shape, one, sms) for shape, one, sms in found if one is not None]
+    assert len(tilings) > 300
+    for (rows, inner), one, sms in tilings:
         groups = rows // GROUP
         assert (one.units - 1) * one.groups < groups <= one.units * one.groups
         assert 12 <= one.groups <= 20
         assert inner // CHUNK // one.split >= one.stages >= 5
         assert one.shared + 16 * one.stages + 16 <= SHARED
         assert one.threads == 128 * (1 + -(-one.groups // 4)) <= 768
-        # No more than a processor has, and than the block is launched with.
-        assert one.launched * one.threads <= 65536
-        given = 128 * 40 + (one.threads - 128) * one.multiplying
-        assert one.launched < one.multiplying
-        assert given <= one.launched * one.threads
+        # No more than a multiprocessor has, and than the block is launched with.
+        assert one.launch_registers * one.threads <= 65536
+        moved = 128 * 40 + (one.threads - 128) * one.consumer_registers
+        assert one.launch_registers < one.consumer_registers
+        assert moved <= one.launch_registers * one.threads
         if one.split > 1:
-            assert one.blocks(processors) == one.units * one.split <= processors
-            assert one.parts == one.units * one.split * one.groups * GROUP * TOKENS * 4
+            assert one.blocks(sms) == one.units * one.split <= sms
+            assert one.partial_bytes == one.units * one.split * one.groups * GROUP * MAX_TOKENS * 4
         else:
-            assert one.blocks(processors) == min(one.units, processors)
-            assert one.parts == 0
+            assert one.blocks(sms) == min(one.units, sms)
+            assert one.partial_bytes == 0
 
 
-def replay(x: Tensor, data: Tensor, made: Plan, columns: int) -> tuple[Tensor, Tensor]:
-    """The product as packed.cu makes it, and how often each value is written."""
+def replay(
+    x: Tensor, data: Tensor, tiling: CompressedTiling, columns: int
+) -> tuple[Tensor, Tensor]:
+    """The product as compressed_gemm.cu computes it, and how often each value is written."""
     tokens, inner = x.shape
     out, written = torch.zeros(2, tokens, columns, dtype=x.dtype)
     chunks = inner // CHUNK
     back = fragments(torch.arange(GROUP * CHUNK).view(GROUP, CHUNK)).flatten().argsort()
-    for unit in range(made.units):
-        for group in range(made.groups):
+    for unit in range(tiling.units):
+        for group in range(tiling.groups):
             sums = torch.zeros(GROUP, tokens, dtype=x.dtype)
-            for part in range(made.split):
-                for chunk in range(chunks * part // made.split, chunks * (part + 1) // made.split):
-                    bits = unpacked(data[unit, chunk, group]).flatten()[back].view(GROUP, CHUNK)
+            for part in range(tiling.split):
+                for chunk in range(
+                    chunks * part // tiling.split, chunks * (part + 1) // tiling.split
+                ):
+                    bits = decode(data[unit, chunk, group]).flatten()[back].view(GROUP, CHUNK)
                     weight = bits.to(torch.int16).view(torch.bfloat16).to(x.dtype)
                     sums += weight @ x[:, CHUNK * chunk : CHUNK * (chunk + 1)].T
-            at = unit * made.groups + group
+            at = unit * tiling.groups + group
             for q in range(8):
                 top, bottom = sums[q], sums[q + 8]
-                if made.gated:
+                if tiling.gated:
                     values = {8 * at + q: F.silu(top) * bottom}
                 else:
                     values = {16 * at + 2 * q: top, 16 * at + 2 * q + 1: bottom}
@@ -221,75 +225,85 @@ def replay(x: Tensor, data: Tensor, made: Plan, columns: int) -> tuple[Tensor, T
 
 
 @pytest.mark.parametrize(
-    "made", [Plan(3, 2, 1, True), Plan(2, 3, 3, False), Plan(5, 1, 1, False), Plan(2, 3, 2, True)]
+    "tiling",
+    [
+        CompressedTiling(3, 2, 1, True),
+        CompressedTiling(2, 3, 3, False),
+        CompressedTiling(5, 1, 1, False),
+        CompressedTiling(2, 3, 2, True),
+    ],
 )
-def test_every_value_is_written_once(made: Plan) -> None:
+def test_every_value_is_written_once(tiling: CompressedTiling) -> None:
     weight = special(80, 320)
-    data = laid_out(weight, made)
+    data = encode(weight, tiling)
     assert data is not None
-    assert data.shape == (made.units, 5, made.groups, RECORD)
-    assert 0 <= data.numel() - packed_bytes(weight) <= made.groups * 5 * RECORD
+    assert data.shape == (tiling.units, 5, tiling.groups, RECORD)
+    assert 0 <= data.numel() - compressed_bytes(weight) <= tiling.groups * 5 * RECORD
     x = torch.randn(7, 320, dtype=torch.float64)
     plain = x @ weight.double().T
-    if made.gated:
+    if tiling.gated:
         gate, up = plain.chunk(2, dim=1)
         plain = F.silu(gate) * up
-    out, written = replay(x, data, made, plain.shape[1])
+    out, written = replay(x, data, tiling, plain.shape[1])
     assert torch.equal(written, torch.ones_like(written))
     torch.testing.assert_close(out, plain)
 
 
-def test_laid_out_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, made = special(320, 128), Plan(3, 7, 1, False)
-    whole = laid_out(weight, made)
+def test_encoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, tiling = special(320, 128), CompressedTiling(3, 7, 1, False)
+    whole = encode(weight, tiling)
     monkeypatch.setattr(module, "_AT_ONCE", 2 * 3 * GROUP * 128)
-    pieces = laid_out(weight, made)
+    pieces = encode(weight, tiling)
     assert whole is not None
     assert pieces is not None
     assert torch.equal(whole, pieces)
     weight[200] = 0
-    assert laid_out(weight, made) is None
+    assert encode(weight, tiling) is None
 
 
-# Beside Dream's: LLaDA's, and what has the most of everything.
+# Besides Dream's: LLaDA's, and the largest of everything.
 COMPILED = [one for _, one in DREAM.values() if one is not None]
-COMPILED += [Plan(12, 128, 1, True), Plan(12, 22, 6, False)]
-COMPILED += [Plan(20, 16, 8, True), Plan(20, 16, 8, False), Plan(16, 16, 8, True)]
+COMPILED += [CompressedTiling(12, 128, 1, True), CompressedTiling(12, 22, 6, False)]
+COMPILED += [
+    CompressedTiling(20, 16, 8, True),
+    CompressedTiling(20, 16, 8, False),
+    CompressedTiling(16, 16, 8, True),
+]
 
 
-@pytest.mark.parametrize("made", COMPILED)
-def test_compiles_without_loss(made: Plan) -> None:
-    check_compiled(binary(made), made.threads)
+@pytest.mark.parametrize("tiling", COMPILED)
+def test_compiles_without_spills(tiling: CompressedTiling) -> None:
+    check_compiled(binary(tiling), tiling.threads)
 
 
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper, "available", lambda device: True)
-    monkeypatch.setattr(hopper, "processors", lambda device: PROCESSORS)
+    monkeypatch.setattr(hopper, "sm_count", lambda device: SMS)
 
 
 def test_small_weights_and_other_precisions_are_left_alone(on_hopper: None) -> None:
-    assert packed(bf16(4608, 3584), gated=False) is None
-    assert packed(bf16(37888, 3584).float(), gated=True) is None
+    assert compress(bf16(4608, 3584), gated=False) is None
+    assert compress(bf16(37888, 3584).float(), gated=True) is None
 
 
-def test_not_without_the_device() -> None:
-    assert packed(bf16(37888, 3584), gated=True) is None
+def test_other_devices_have_none() -> None:
+    assert compress(bf16(37888, 3584), gated=True) is None
 
 
-def test_where_it_cannot_be_made_the_library_does_it(
+def test_without_a_kernel_nothing_is_compressed(
     on_hopper: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "binary", lambda made: cuda.Binary(b"", ""))
+    monkeypatch.setattr(module, "binary", lambda tiling: nvrtc.Binary(b"", ""))
     few = SimpleNamespace(registers=72)
-    monkeypatch.setattr(cuda, "Kernel", lambda *given, **more: few)
+    monkeypatch.setattr(nvrtc, "Kernel", lambda *given, **more: few)
     module._kernel.cache_clear()
-    with pytest.warns(UserWarning, match="not packed.*72 registers, not 80"):
-        assert packed(bf16(37888, 3584), gated=True) is None
-    assert packed(bf16(37888, 3584), gated=True) is None  # told once
+    with pytest.warns(UserWarning, match="not compressed.*72 registers, not 80"):
+        assert compress(bf16(37888, 3584), gated=True) is None
+    assert compress(bf16(37888, 3584), gated=True) is None  # warns once
     few.registers = 96
-    monkeypatch.setattr(module, "laid_out", lambda weight, made: None)  # too much out of reach
-    assert packed(bf16(3584, 18944), gated=False) is None
+    monkeypatch.setattr(module, "encode", lambda weight, tiling: None)  # too many outliers
+    assert compress(bf16(3584, 18944), gated=False) is None
     module._kernel.cache_clear()
 
 
@@ -297,38 +311,40 @@ def test_where_it_cannot_be_made_the_library_does_it(
 def test_what_is_launched(name: str, on_hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[Any] = []
     kernel = SimpleNamespace(launch=lambda *given: launched.append(given))
-    monkeypatch.setattr(module, "_kernel", lambda device, made: kernel)
-    monkeypatch.setattr(cuda, "TensorMap", lambda view, box: (tuple(view.shape), box))
-    (rows, inner, gated), made = DREAM[name]
-    assert made is not None
+    monkeypatch.setattr(module, "_kernel", lambda device, tiling: kernel)
+    monkeypatch.setattr(nvrtc, "TensorMap", lambda view, box: (tuple(view.shape), box))
+    (rows, inner, gated), tiling = DREAM[name]
+    assert tiling is not None
     data = torch.empty(0, dtype=torch.uint8, device="meta")
-    monkeypatch.setattr(module, "laid_out", lambda weight, made: data)
-    one = packed(bf16(rows, inner), gated=gated)
+    monkeypatch.setattr(module, "encode", lambda weight, tiling: data)
+    one = compress(bf16(rows, inner), gated=gated)
     assert one is not None
     columns = rows // 2 if gated else rows
     out = one(bf16(50, inner))
     assert out.shape == (50, columns)
-    [(grid, x_map, weight, to, *sizes, parts, arrived)] = launched
-    assert grid == (made.units * made.split,)
-    assert x_map == ((50, inner), (TOKENS, CHUNK))
+    [(grid, x_map, weight, to, *sizes, partial, arrived)] = launched
+    assert grid == (tiling.units * tiling.split,)
+    assert x_map == ((50, inner), (MAX_TOKENS, CHUNK))
     assert weight is data
     assert to is out
-    assert sizes == [50, columns, inner, made.units]
-    assert parts.nbytes == made.parts
-    assert arrived.shape == ((16, 9) if made.split > 1 else (0, 2))
+    assert sizes == [50, columns, inner, tiling.units]
+    assert partial.nbytes == tiling.partial_bytes
+    assert arrived.shape == ((16, 9) if tiling.split > 1 else (0, 2))
     for x in (bf16(65, inner), bf16(50, inner).half(), bf16(inner, 50).t()):
-        assert not one.suits(x)
+        assert not one.supports(x)
         with pytest.raises(ValueError, match=r"no kernel for \["):
             one(x)
 
 
-def test_counts_begin_at_nothing() -> None:
-    one = Packed(Plan(14, 16, 8, False), torch.empty(0, dtype=torch.uint8), 3584, 18944)
+def test_counters_start_at_zero() -> None:
+    one = CompressedWeight(
+        CompressedTiling(14, 16, 8, False), torch.empty(0, dtype=torch.uint8), 3584, 18944
+    )
     assert not one._arrived.any()
     assert one._arrived.dtype is torch.int32
 
 
-def test_trained_weights_can_be_told() -> None:
+def test_trained_weights_are_compressible() -> None:
     """Of the built-in model, whose weights have outliers that random ones do not."""
     found = files("lopa.tiny").joinpath("model.safetensors")
     with as_file(found) as path, safe_open(path, framework="pt") as weights:
@@ -336,7 +352,7 @@ def test_trained_weights_can_be_told() -> None:
             f"model.layers.{i}.mlp.{part}_proj.weight" for i in (0, 7) for part in ("up", "down")
         ]
         for name in [*names, "model.embed_tokens.weight"]:
-            groups = arranged(weights.get_tensor(name).bfloat16(), gated=False)
-            told = records(groups)
-            assert told is not None
-            assert told[..., 1537].float().mean() < 0.3  # of 1024 out of reach
+            groups = arrange_rows(weights.get_tensor(name).bfloat16(), gated=False)
+            found = records(groups)
+            assert found is not None
+            assert found[..., 1537].float().mean() < 0.3  # outliers of 1024

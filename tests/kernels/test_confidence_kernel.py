@@ -31,7 +31,7 @@ def test_equals_plain_statistics(ranking: Any, temperature: float, vocab: int) -
     )
     settings[5, 3] = -1  # padding: left alone
     out = torch.full((3, 6), -7, dtype=torch.int32)
-    confidence(logits, settings, torch.full((6,), temperature), mask, out, drawing=temperature > 0)
+    confidence(logits, settings, torch.full((6,), temperature), mask, out, sampling=temperature > 0)
     assert out[:, 5].tolist() == [-7] * 3
     assert out[0, :5].tolist() == token[:5].tolist()
     torch.testing.assert_close(out[1, :5].view(torch.float32), max_prob[:5], rtol=1e-5, atol=1e-8)

@@ -1,4 +1,4 @@
-"""Products by table: what is in it, who may use it, and that everything else goes torch's way."""
+"""The table of cuBLASLt algorithms: its entries, when it is used, and that torch does the rest."""
 
 from __future__ import annotations
 
@@ -9,25 +9,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lopa.kernels.cublaslt import Algorithm, Products, Shape, known, products_on, table_of
+from lopa.kernels.cublaslt import (
+    Algorithm,
+    CublasLtTable,
+    Shape,
+    algorithms_of,
+    all_entries,
+    cublaslt_table,
+)
 
 SHAPE = Shape(3, 5, 4, True)
 ALGORITHM: Algorithm = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
 class FakeLibrary:
-    """Notes what it is asked for."""
+    """Records the algorithms that it is called with."""
 
     def __init__(self, able: bool) -> None:
         self.able = able
-        self.asked: list[Algorithm] = []
+        self.called: list[Algorithm] = []
 
-    def can(self, shape: Shape, algorithm: Algorithm) -> bool:
+    def supports(self, shape: Shape, algorithm: Algorithm) -> bool:
         return self.able
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, how: Algorithm) -> Tensor:
         assert x.is_contiguous()
-        self.asked.append(how)
+        self.called.append(how)
         return F.linear(x, weight, bias)
 
 
@@ -38,42 +45,42 @@ def operands(tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 def test_the_table_is_for_its_shapes_and_bf16_alone() -> None:
     library: Any = FakeLibrary(able=True)
-    product = Products({SHAPE: ALGORITHM}, library)
+    table = CublasLtTable({SHAPE: ALGORITHM}, library)
     x, weight, bias = operands(3, torch.bfloat16)
-    assert torch.equal(product(x, weight, bias), F.linear(x, weight, bias))
-    assert library.asked == [ALGORITHM]
+    assert torch.equal(table(x, weight, bias), F.linear(x, weight, bias))
+    assert library.called == [ALGORITHM]
     torch.testing.assert_close(
-        product(x.t().contiguous().t(), weight, bias), F.linear(x, weight, bias)
+        table(x.t().contiguous().t(), weight, bias), F.linear(x, weight, bias)
     )
-    assert len(library.asked) == 2
-    product(x, weight)  # no bias
-    product(x[:2], weight, bias)
-    product(*operands(3, torch.float32))
-    assert len(library.asked) == 2
+    assert len(library.called) == 2
+    table(x, weight)  # no bias
+    table(x[:2], weight, bias)
+    table(*operands(3, torch.float32))
+    assert len(library.called) == 2
 
 
-def test_what_the_library_cannot_do_is_left_to_torch() -> None:
+def test_unsupported_algorithms_are_left_to_torch() -> None:
     library: Any = FakeLibrary(able=False)
-    product = Products({SHAPE: ALGORITHM}, library)
-    assert product.table == {}
+    table = CublasLtTable({SHAPE: ALGORITHM}, library)
+    assert table.algorithms == {}
     x, weight, bias = operands(3, torch.bfloat16)
-    assert torch.equal(product(x, weight, bias), F.linear(x, weight, bias))
-    assert library.asked == []
+    assert torch.equal(table(x, weight, bias), F.linear(x, weight, bias))
+    assert library.called == []
 
 
 def test_another_device_or_version_has_no_table() -> None:
-    products = [{"shape": list(SHAPE), "algorithm": list(ALGORITHM)}]
-    entries = [{"device": "A", "version": 1, "products": products}]
-    assert table_of(entries, "A", 1) == {SHAPE: ALGORITHM}
-    assert table_of(entries, "A", 2) == table_of(entries, "B", 1) == {}
-    assert products_on(torch.device("cpu")).table == {}
+    algorithms = [{"shape": list(SHAPE), "algorithm": list(ALGORITHM)}]
+    entries = [{"device": "A", "version": 1, "algorithms": algorithms}]
+    assert algorithms_of(entries, "A", 1) == {SHAPE: ALGORITHM}
+    assert algorithms_of(entries, "A", 2) == algorithms_of(entries, "B", 1) == {}
+    assert cublaslt_table(torch.device("cpu")).algorithms == {}
 
 
-@pytest.mark.parametrize("entry", known())
-def test_the_table_in_the_package(entry: dict[str, Any]) -> None:
-    shapes = [tuple(line["shape"]) for line in entry["products"]]
+@pytest.mark.parametrize("entry", all_entries())
+def test_the_file_of_the_package(entry: dict[str, Any]) -> None:
+    shapes = [tuple(line["shape"]) for line in entry["algorithms"]]
     assert len(set(shapes)) == len(shapes)
-    for line in entry["products"]:
+    for line in entry["algorithms"]:
         assert len(line["algorithm"]) == 8
         assert all(0 <= part < 2**64 for part in line["algorithm"])
-        assert line["us"] < line["torch_us"]  # or it would have no place there
+        assert line["us"] < line["torch_us"]  # else it is not worth an entry

@@ -1,48 +1,51 @@
-"""Moves of staged tokens against indexing, with tokens and slots that stay where they are."""
+"""Copies of staged tokens against indexing, with padding in between."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from lopa.kernels.triton.kv_write import Moves, Staged, gather, settle
-from lopa.runner import graph_inputs as layout
+from lopa.kernels.triton.kv_write import PendingKVWrites, Staged, gather, write_kv
+from lopa.runner import graph_inputs
 
-LAYERS, TOKENS, PLACES, HEADS, DIM, SLOTS, SIZE = 3, 10, 20, 2, 24, 5, 40
+LAYERS, TOKENS, CACHE_TOKENS, HEADS, DIM, SLOTS, SIZE = 3, 10, 20, 2, 24, 5, 40
 
 
 def ints(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def test_settle() -> None:
+def test_write_kv() -> None:
     torch.manual_seed(0)
     staged = Staged(
         torch.randn(LAYERS, TOKENS, HEADS, DIM),
         torch.randn(LAYERS, TOKENS, HEADS, DIM),
         torch.randn(TOKENS, SIZE),
     )
-    pools = torch.randn(2, LAYERS, PLACES, HEADS, DIM)
+    caches = torch.randn(2, LAYERS, CACHE_TOKENS, HEADS, DIM)
     carry = torch.randn(SLOTS, SIZE)
-    expected, expected_carry = pools.clone(), carry.clone()
-    for source, place in ((2, 19), (3, 0), (9, 7)):
-        expected[0, :, place] = staged.keys[:, source]
-        expected[1, :, place] = staged.values[:, source]
+    expected, expected_carry = caches.clone(), carry.clone()
+    for source, slot in ((2, 19), (3, 0), (9, 7)):
+        expected[0, :, slot] = staged.keys[:, source]
+        expected[1, :, slot] = staged.values[:, source]
     expected_carry[4] = staged.hidden[3]
-    moves = Moves(
-        source=ints(2, 3, -1, 9), place=ints(19, 0, 5, 7), carried=ints(3, -1), slot=ints(4, 1)
+    writes = PendingKVWrites(
+        source=ints(2, 3, -1, 9),
+        slot_mapping=ints(19, 0, 5, 7),
+        carry_source=ints(3, -1),
+        carry_slot=ints(4, 1),
     )
-    settle(staged, pools[0], pools[1], carry, moves)
-    assert torch.equal(pools, expected)
+    write_kv(staged, caches[0], caches[1], carry, writes)
+    assert torch.equal(caches, expected)
     assert torch.equal(carry, expected_carry)
 
 
-def test_settle_without_a_carry() -> None:
+def test_write_kv_without_a_carry() -> None:
     staged = Staged(*torch.ones(2, 1, 1, 1, DIM), torch.ones(1, SIZE))
-    pools, carry = torch.zeros(2, 1, 2, 1, DIM), torch.zeros(1, SIZE)
-    settle(staged, *pools, carry, Moves(ints(0), ints(1), ints(), ints()))
-    assert pools[:, 0, 1].eq(1).all()
-    assert pools[:, 0, 0].eq(0).all()
+    caches, carry = torch.zeros(2, 1, 2, 1, DIM), torch.zeros(1, SIZE)
+    write_kv(staged, *caches, carry, PendingKVWrites(ints(0), ints(1), ints(), ints()))
+    assert caches[:, 0, 1].eq(1).all()
+    assert caches[:, 0, 0].eq(0).all()
     assert carry.eq(0).all()
 
 
@@ -54,15 +57,14 @@ def test_gather() -> None:
 
 
 def test_nothing_is_left_of_an_earlier_round() -> None:
-    sizes = layout.rounded_body(40, 2, 2)
-    buffer = layout.body_buffer(sizes)
-    arrays, body = layout.BodyArrays(buffer, sizes).arrays, layout.cut_body(buffer, sizes)
-    assert layout.moves_of(body).source.eq(-1).all()
-    assert layout.moves_of(body).carried.eq(-1).all()
-    layout.fill_moves(arrays, Moves(*np.array([[4, 5], [8, 9], [5, 1], [0, 3]])))
-    layout.fill_moves(arrays, Moves(*np.array([[6], [7], [6], [2]])))
-    source, place, carried, slot = layout.moves_of(body)
-    assert source[:1].tolist() + place[:1].tolist() == [6, 7]
-    assert carried[:1].tolist() + slot[:1].tolist() == [6, 2]
-    assert source[1:].eq(-1).all()
-    assert carried[1:].eq(-1).all()
+    sizes = graph_inputs.round_layers(40, 2, 2)
+    buffer = graph_inputs.layer_buffer(sizes)
+    arrays = graph_inputs.HostLayerInputs(buffer, sizes).arrays
+    writes = graph_inputs.pending_writes(graph_inputs.split_layers(buffer, sizes))
+    assert writes.source.eq(-1).all()
+    assert writes.carry_source.eq(-1).all()
+    for numbers in ([[4, 5], [8, 9], [5, 1], [0, 3]], [[6], [7], [6], [2]]):
+        graph_inputs.fill_writes(arrays, PendingKVWrites(*np.array(numbers)))
+    assert [int(part[0]) for part in writes] == [6, 7, 6, 2]
+    assert writes.source[1:].eq(-1).all()
+    assert writes.carry_source[1:].eq(-1).all()

@@ -1,4 +1,4 @@
-"""Quantised products against the same product in fp32."""
+"""Quantized products against the same product in fp64."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_splits_of_the_inner_axis(rows: int, inner: int, splits: int) -> None:
     [
         (64, 3584, 18944, 2),  # 56 tiles
         (64, 37888, 3584, 1),  # 592
-        (64, 64, 4096, 1),  # one, and little to share
+        (64, 64, 4096, 1),  # one, with a short inner axis
         (128, 3584, 18944, 4),  # 56
         (256, 3584, 18944, 2),  # 112
         (512, 3584, 18944, 1),  # 112 that are larger
@@ -58,7 +58,7 @@ def test_splits_fill_the_device(rows: int, columns: int, inner: int, splits: int
 def test_stages_go_by_the_shared_memory(rows: int, columns: int) -> None:
     tile = tiling(rows, columns)
     assert fitted(tile, 226 * 1024) == tile  # an H200
-    small = fitted(tile, 98 * 1024)  # a GPU for desks
+    small = fitted(tile, 98 * 1024)  # a desktop GPU
     assert 2 <= small.stages < tile.stages or small == tile
     assert (tile.rows + tile.columns) * tile.inner * small.stages <= 98 * 1024
 

@@ -1,4 +1,4 @@
-"""Kernels in CUDA as far as the driver: what is compiled, what it is told, and its errors."""
+"""CUDA kernels up to the driver: what is compiled, the arguments of its calls, and its errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from lopa.kernels.hopper import nvrtc as cuda
+from lopa.kernels.hopper import nvrtc
 
 SOURCE = '#include "factor.h"\nextern "C" __global__ void scale(float* x) { *x *= FACTOR + MORE; }'
 
@@ -20,7 +20,7 @@ DEVICE = torch.device("cuda:1")
 
 
 class FakeDriver:
-    """Hands its calls to `seen`, and fails those that it is told to."""
+    """Records its calls in `seen`; `statuses` makes some of them fail."""
 
     def __init__(self, **statuses: int) -> None:
         self.statuses = statuses
@@ -39,7 +39,7 @@ class FakeDriver:
         return call
 
     def launched(self, config: Any, pointers: Any) -> None:
-        """While it is launched, what it points to is there."""
+        """Reads the arguments during the call: their memory is freed behind it."""
         kinds = ctypes.c_void_p, ctypes.c_int
         values = [kind.from_address(p).value for kind, p in zip(kinds, pointers, strict=False)]
         attribute = config.attributes[0]
@@ -58,30 +58,32 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
         yield
         driver.device = None
 
-    monkeypatch.setattr(cuda, "driver", lambda: driver)
+    monkeypatch.setattr(nvrtc, "driver", lambda: driver)
     monkeypatch.setattr(torch.cuda, "device", on)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=77))
     return driver
 
 
-def kernel() -> cuda.Kernel:
-    binary = cuda.Binary(b"code", "")
-    return cuda.Kernel(DEVICE, binary, "scale", threads=384, shared=4096)
+def kernel() -> nvrtc.Kernel:
+    binary = nvrtc.Binary(b"code", "")
+    return nvrtc.Kernel(DEVICE, binary, "scale", threads=384, shared=4096)
 
 
 def test_compiles_for_hopper() -> None:
-    binary = cuda.compiled("scale.cu", SOURCE, {"FACTOR": 3}, {"factor.h": "#define MORE 0.5f"})
+    binary = nvrtc.compile_source(
+        "scale.cu", SOURCE, {"FACTOR": 3}, {"factor.h": "#define MORE 0.5f"}
+    )
     assert binary.code.startswith(b"\x7fELF")
     assert "'scale' for 'sm_90a'" in binary.log
 
 
-def test_the_error_holds_what_the_compiler_said() -> None:
+def test_the_error_holds_the_compiler_log() -> None:
     with pytest.raises(RuntimeError, match=r'scale\.cu does not compile(.|\n)*"FACTOR" is undef'):
-        cuda.compiled("scale.cu", SOURCE, {}, {"factor.h": "#define MORE 0.5f"})
+        nvrtc.compile_source("scale.cu", SOURCE, {}, {"factor.h": "#define MORE 0.5f"})
 
 
-def test_the_compiler_is_of_a_package_or_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the loader's help, which another machine may not give."""
+def test_the_compiler_comes_from_a_package_or_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the loader does not find it by its name."""
     asked: list[str] = []
     real = ctypes.CDLL
 
@@ -92,8 +94,8 @@ def test_the_compiler_is_of_a_package_or_missing(monkeypatch: pytest.MonkeyPatch
         return real(path)
 
     monkeypatch.setattr(ctypes, "CDLL", only_files)
-    monkeypatch.setattr(cuda, "loaded", lambda name: None)
-    assert cuda.compiler.__wrapped__() is not None
+    monkeypatch.setattr(nvrtc, "loaded_path", lambda name: None)
+    assert nvrtc.compiler.__wrapped__() is not None
     assert asked[0].startswith("libnvrtc.so.")
     folders = {Path(path).parent for path in asked[1:]}
     assert len(folders) == 1
@@ -101,22 +103,22 @@ def test_the_compiler_is_of_a_package_or_missing(monkeypatch: pytest.MonkeyPatch
     assert names[0] == asked[0]
     assert names[1].startswith("libnvrtc-builtins.so.")
     monkeypatch.setattr("sys.path", [])
-    assert cuda.compiler.__wrapped__() is None
-    monkeypatch.setattr(cuda, "compiler", lambda: None)
+    assert nvrtc.compiler.__wrapped__() is None
+    monkeypatch.setattr(nvrtc, "compiler", lambda: None)
     with pytest.raises(RuntimeError, match="there is no libnvrtc"):
-        cuda.compiled("scale.cu", SOURCE, {})
+        nvrtc.compile_source("scale.cu", SOURCE, {})
 
 
-def test_what_is_loaded() -> None:
-    path = cuda.loaded("libc.so")
+def test_loaded_path() -> None:
+    path = nvrtc.loaded_path("libc.so")
     assert path is not None
     assert Path(path).is_file()
-    assert cuda.loaded("libnothing.so") is None
+    assert nvrtc.loaded_path("libnothing.so") is None
 
 
 def test_a_kernel_gets_its_arguments(fake: FakeDriver) -> None:
     x = torch.zeros(4, 64, dtype=torch.bfloat16)
-    box = cuda.TensorMap(x, (2, 64))
+    box = nvrtc.TensorMap(x, (2, 64))
     kernel().launch((5, 2), x, -3, box)
     assert fake.devices["cuModuleLoadData"] == fake.devices["cuLaunchKernelEx"] == DEVICE
     assert fake.seen["cuFuncSetAttribute"][1:] == (8, 4096)
@@ -126,7 +128,7 @@ def test_a_kernel_gets_its_arguments(fake: FakeDriver) -> None:
     assert fake.seen["attributes"] == (1, 6, 1)
 
 
-def test_arguments_that_a_kernel_does_not_take(fake: FakeDriver) -> None:
+def test_wrong_arguments_of_a_kernel(fake: FakeDriver) -> None:
     with pytest.raises(TypeError, match="no str"):
         kernel().launch((1,), "x")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="32 bits: 2147483648"):
@@ -141,9 +143,9 @@ def test_errors_of_the_driver(fake: FakeDriver, name: str) -> None:
         kernel().launch((1,))
 
 
-def test_a_view_as_the_copy_engine_sees_it(fake: FakeDriver) -> None:
+def test_a_tensor_map_of_a_view(fake: FakeDriver) -> None:
     x = torch.zeros(6, 8, 64, dtype=torch.bfloat16)
-    found = cuda.TensorMap(x.transpose(0, 1), (4, 3, 32))
+    found = nvrtc.TensorMap(x.transpose(0, 1), (4, 3, 32))
     assert found.address % 64 == 0
     at, kind, rank, base, sizes, strides, box, steps, *modes = fake.seen["cuTensorMapEncodeTiled"]
     assert (at.value, base.value) == (found.address, x.data_ptr())
@@ -160,7 +162,7 @@ def test_a_view_as_the_copy_engine_sees_it(fake: FakeDriver) -> None:
         (torch.zeros(4, 64), (4, 64), "bfloat16, not torch.float32"),
         (torch.zeros(4, 64).bfloat16(), (64,), "as the box"),
         (torch.zeros(1, 1, 1, 1, 1, 64).bfloat16(), (1, 1, 1, 1, 1, 64), "one to five axes"),
-        (torch.zeros(0, 64).bfloat16(), (1, 64), "of nothing"),
+        (torch.zeros(0, 64).bfloat16(), (1, 64), "empty tensor"),
         (torch.zeros(4, 64).bfloat16(), (257, 64), "at most 256"),
         (torch.zeros(4, 128).bfloat16(), (4, 128), "64 of the last"),
         (torch.zeros(64, 64).bfloat16().t(), (4, 64), "the last must be 1"),
@@ -168,9 +170,9 @@ def test_a_view_as_the_copy_engine_sees_it(fake: FakeDriver) -> None:
         (torch.zeros(65).bfloat16()[1:], (64,), "begins at a multiple of 16"),
     ],
 )
-def test_views_that_it_does_not_take(
+def test_views_without_a_tensor_map(
     fake: FakeDriver, view: torch.Tensor, box: tuple[int, ...], reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):
-        cuda.TensorMap(view, box)
+        nvrtc.TensorMap(view, box)
     assert not fake.seen

@@ -1,4 +1,4 @@
-"""Norms, RoPE, activation and quantisation against the plain modules."""
+"""Norms, RoPE, activation and quantization against the plain modules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lopa.kernels.scaled import LARGEST, Scaled
 from lopa.kernels.triton import pointwise
 from lopa.models.transformer import RMSNorm, Where, _rotate
 
-QUANTISED = [torch.int8, torch.float8_e4m3fn]
+QUANTIZED = [torch.int8, torch.float8_e4m3fn]
 
 
 def close(ours: object, plain: torch.Tensor, kind: torch.dtype | None) -> None:
@@ -31,7 +31,7 @@ def close(ours: object, plain: torch.Tensor, kind: torch.dtype | None) -> None:
         assert (ours.values.float() == expected).float().mean() > 0.8
 
 
-@pytest.mark.parametrize("kind", [None, *QUANTISED])
+@pytest.mark.parametrize("kind", [None, *QUANTIZED])
 @pytest.mark.parametrize("add", [False, True])
 def test_norm(kind: torch.dtype | None, add: bool) -> None:
     torch.manual_seed(0)
@@ -44,7 +44,7 @@ def test_norm(kind: torch.dtype | None, add: bool) -> None:
     close(ours, plain(total).detach(), kind)
 
 
-@pytest.mark.parametrize("kind", [None, *QUANTISED])
+@pytest.mark.parametrize("kind", [None, *QUANTIZED])
 @pytest.mark.parametrize("size", [24, 5000])
 def test_activate(kind: torch.dtype | None, size: int) -> None:
     torch.manual_seed(0)
@@ -53,12 +53,12 @@ def test_activate(kind: torch.dtype | None, size: int) -> None:
     close(pointwise.activate(gate_up, kind), F.silu(gate) * up, kind)
 
 
-@pytest.mark.parametrize("kind", QUANTISED)
-def test_quantise(kind: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_quantize_rows(kind: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 100)
-    close(pointwise.quantise(x, kind), x, kind)
-    zeros = pointwise.quantise(torch.zeros(2, 16), kind)
+    close(pointwise.quantize_rows(x, kind), x, kind)
+    zeros = pointwise.quantize_rows(torch.zeros(2, 16), kind)
     assert not zeros.values.float().any()
 
 

@@ -1,4 +1,4 @@
-"""Quantised layers: close to what they replace, and refused where they cannot run."""
+"""Quantized layers: close to what they replace, and refused where they cannot run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lopa import LLM
 from lopa.errors import DeviceError
 from lopa.evaluation.scoring import score
 from lopa.kernels.quantize import PARTS, QuantizedLinear, quantize
-from lopa.kernels.scaled import quantise
+from lopa.kernels.scaled import quantize_rows
 from lopa.tasks import generate
 
 
@@ -22,13 +22,13 @@ def test_a_layer_is_close_to_the_one_it_replaces(bias: bool) -> None:
     plain = F.linear(x, linear.weight, linear.bias)
     ours = QuantizedLinear(linear, torch.int8)
     assert (ours(x) - plain).norm() / plain.norm() < 0.02
-    assert torch.equal(ours(x), ours(quantise(x, torch.int8)))  # quantised by whoever made it
+    assert torch.equal(ours(x), ours(quantize_rows(x, torch.int8)))
     assert ours.weight.dtype == torch.int8
 
 
 def test_int8_values_are_the_nearest() -> None:
     x = torch.tensor([[127.0, 63.5, -1.4, 0.6], [0.0, 0.0, 0.0, 0.0]])
-    found = quantise(x, torch.int8)
+    found = quantize_rows(x, torch.int8)
     assert found.values.tolist() == [[127, 64, -1, 1], [0, 0, 0, 0]]
     assert found.scale[0, 0] == 1.0
 
@@ -57,5 +57,5 @@ def test_int8_answers_a_word_problem() -> None:
 def test_refused_with_the_alternatives() -> None:
     with pytest.raises(DeviceError, match=r"fp8 needs a GPU.*on cpu choose int8"):
         LLM("dummy:dream-tiny", device="cpu", quantize="fp8")
-    with pytest.raises(DeviceError, match=r"no quantisation 'int4'.*choose int8"):
+    with pytest.raises(DeviceError, match=r"no quantization 'int4'.*choose int8"):
         LLM("dummy:dream-tiny", device="cpu", quantize="int4")

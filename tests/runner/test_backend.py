@@ -17,8 +17,8 @@ def test_backends_agree() -> None:
         LLM("dummy:dream-tiny", device="cpu", dtype="float32", backend=name)
         for name in ("reference", "auto")
     )
-    assert plain.runner.step.attention is reference_batch
-    assert fast.runner.step.attention is not reference_batch
+    assert plain.runner.backend.attention is reference_batch
+    assert fast.runner.backend.attention is not reference_batch
     config = plain.decode_config(branches=2, block_size=8, max_new_tokens=16)
     assert plain.generate("Hello", config).token_ids == fast.generate("Hello", config).token_ids
 

@@ -61,24 +61,24 @@ def test_every_token_of_every_row(seed: int, shift: bool) -> None:
         counts.append(len(wanted) - before)
     assert batch.size == len(tokens)
     assert batch.tokens.tolist() == tokens
-    outline = batch.outline
-    assert outline.positions.tolist() == positions
-    assert outline.blocks.tolist() == blocks
+    metadata = batch.metadata
+    assert metadata.positions.tolist() == positions
+    assert metadata.blocks.tolist() == blocks
     columns = (
-        outline.row_begin,
-        outline.row_length,
-        outline.row_start,
-        outline.row_cached,
-        outline.row_slot,
+        metadata.row_begin,
+        metadata.row_length,
+        metadata.row_start,
+        metadata.row_cached,
+        metadata.row_slot,
     )
     assert list(zip(*(c.tolist() for c in columns), strict=True)) == rows
     found = batch.wanted.source, batch.wanted.position, batch.wanted.round
     assert list(zip(*(f.tolist() for f in found), strict=True)) == wanted
     assert batch.wanted.counts == counts
-    assert outline.first_rows == first_rows
+    assert metadata.first_rows == first_rows
 
 
-def test_an_outline_is_made_once() -> None:
+def test_metadata_is_made_once() -> None:
     generator = np.random.default_rng(3)
     plans = [(2, some_plan(generator, 1)), (0, some_plan(generator, 2))]
     first = make_batch(plans, True)
@@ -87,10 +87,10 @@ def test_an_outline_is_made_once() -> None:
         for slot, plan in plans
     ]
     again = make_batch(others, True)
-    assert again.outline is first.outline
+    assert again.metadata is first.metadata
     assert (again.tokens == first.tokens + 1).all()
     with pytest.raises(ValueError, match="read-only"):
-        first.outline.positions[0] = 1
+        first.metadata.positions[0] = 1
     (slot, plan), other = plans
     width = plan.rows.shape[1]
     for moved in (
@@ -99,5 +99,5 @@ def test_an_outline_is_made_once() -> None:
         (slot, replace(plan, start=plan.start + 1, row_ends=plan.row_ends + 1)),
         (slot, replace(plan, block_ids=np.arange(width) + 7)),
     ):
-        assert make_batch([moved, other], True).outline is not first.outline
-    assert make_batch(plans, False).outline is first.outline
+        assert make_batch([moved, other], True).metadata is not first.metadata
+    assert make_batch(plans, False).metadata is first.metadata

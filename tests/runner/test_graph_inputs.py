@@ -1,4 +1,4 @@
-"""A buffer that is filled only with what has changed says the same as one that is filled anew."""
+"""A buffer that is filled only with what changed equals one that is filled from scratch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lopa.kernels.triton.kv_write import Moves
-from lopa.runner import graph_inputs as layout
+from lopa.kernels.triton.kv_write import PendingKVWrites
+from lopa.runner import graph_inputs
 from lopa.runner.batch import make_batch
-from lopa.runner.graph_inputs import Body, BodyArrays, BodySizes
+from lopa.runner.graph_inputs import HostLayerInputs, LayerInputs, LayerSizes
 from lopa.types import IntArray, Plan
 
 GROUP = 7
-SIZES = BodySizes(tokens=96, rows=16, tiles=40)
+SIZES = LayerSizes(tokens=96, rows=16, tiles=40)
 
 
 def a_plan(generator: np.random.Generator) -> Plan:
@@ -25,86 +25,88 @@ def a_plan(generator: np.random.Generator) -> Plan:
     return Plan(1, start, start, 0, tokens, ends, tokens < 50, None)
 
 
-def some_moves(generator: np.random.Generator) -> Moves[IntArray] | None:
+def some_writes(generator: np.random.Generator) -> PendingKVWrites[IntArray] | None:
     count, carries = generator.integers(0, 4, 2)
     if not count:
         return None
     lengths = count, count, carries, carries
-    return Moves(*(generator.integers(0, 96, length) for length in lengths))
+    return PendingKVWrites(*(generator.integers(0, 96, length) for length in lengths))
 
 
-def empty() -> BodyArrays:
-    return BodyArrays(layout.body_buffer(SIZES), SIZES)
+def empty() -> HostLayerInputs:
+    return HostLayerInputs(graph_inputs.layer_buffer(SIZES), SIZES)
 
 
-def told(body: Body[IntArray], tokens: int, rows: int) -> list[list[int]]:
-    """All that the device reads: what is unused says so or lies behind what is used."""
-    tiles = body.tile_row >= 0
-    moved, carried = body.moved >= 0, body.carried >= 0
+def contents(inputs: LayerInputs[IntArray], tokens: int, rows: int) -> list[list[int]]:
+    """All that the device reads: what is unused is marked, or lies behind what is used."""
+    tiles = inputs.tile_row >= 0
+    writes, carries = inputs.write_source >= 0, inputs.carry_source >= 0
     return [
-        *(part[:tokens].tolist() for part in (body.tokens, body.positions, body.blocks)),
-        *(body.tile_row.tolist(), body.tile_at[tiles].tolist()),
-        *(part[:rows].tolist() for part in (body.begin, body.length, body.start)),
-        *(part[:rows].tolist() for part in (body.cached, body.slot)),
-        *(body.moved.tolist(), body.moved_to[moved].tolist()),
-        *(body.carried.tolist(), body.carried_to[carried].tolist()),
+        *(part[:tokens].tolist() for part in (inputs.tokens, inputs.positions, inputs.blocks)),
+        *(inputs.tile_row.tolist(), inputs.tile_at[tiles].tolist()),
+        *(part[:rows].tolist() for part in (inputs.begin, inputs.length, inputs.start)),
+        *(part[:rows].tolist() for part in (inputs.cached, inputs.slot)),
+        *(inputs.write_source.tolist(), inputs.slot_mapping[writes].tolist()),
+        *(inputs.carry_source.tolist(), inputs.carry_slot[carries].tolist()),
     ]
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_as_if_filled_anew(seed: int) -> None:
+def test_as_if_filled_from_scratch(seed: int) -> None:
     generator = np.random.default_rng(seed)
     kept, again = empty(), 0
     plans: list[tuple[int, Plan]] = []
     for _ in range(40):
-        if plans and generator.random() < 0.5:  # other tokens in the same places
+        if plans and generator.random() < 0.5:  # other tokens at the same positions
             plans = [(slot, replace(plan, rows=plan.rows + 1)) for slot, plan in plans]
         else:
             slots = generator.permutation(3)[: generator.integers(1, 3)].tolist()
             plans = [(slot, a_plan(generator)) for slot in slots]
         batch = make_batch(plans, shift=True)
-        moves = some_moves(generator)
-        again += kept.outline is batch.outline
+        writes = some_writes(generator)
+        again += kept.metadata is batch.metadata
         fresh = empty()
-        for body in (kept, fresh):
-            body.fill(batch, moves, GROUP)
-        sizes = batch.size, len(batch.outline.row_begin)
-        assert told(kept.arrays, *sizes) == told(fresh.arrays, *sizes)
+        for inputs in (kept, fresh):
+            inputs.fill(batch, writes, GROUP)
+        sizes = batch.size, len(batch.metadata.row_begin)
+        assert contents(kept.arrays, *sizes) == contents(fresh.arrays, *sizes)
     assert again > 10
 
 
-def test_the_same_tokens_are_not_told_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_not_changed_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = make_batch([(0, a_plan(np.random.default_rng(0)))], shift=True)
-    body = empty()
-    body.fill(batch, None, GROUP)
+    inputs = empty()
+    inputs.fill(batch, None, GROUP)
 
-    def told_again(*given: object) -> None:
+    def written_again(*given: object) -> None:
         raise AssertionError("nothing has changed")
 
-    monkeypatch.setattr(layout, "fill_outline", told_again)
-    monkeypatch.setattr(layout, "fill_moves", told_again)
+    monkeypatch.setattr(graph_inputs, "fill_metadata", written_again)
+    monkeypatch.setattr(graph_inputs, "fill_writes", written_again)
     batch.tokens = batch.tokens + 1
-    body.fill(batch, None, GROUP)
-    assert body.arrays.tokens[: batch.size].tolist() == batch.tokens.tolist()
+    inputs.fill(batch, None, GROUP)
+    assert inputs.arrays.tokens[: batch.size].tolist() == batch.tokens.tolist()
 
 
-@pytest.mark.parametrize("name", ["fill_outline", "fill_moves"])
-def test_what_was_interrupted_is_done_again(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize("name", ["fill_metadata", "fill_writes"])
+def test_after_an_interrupt_everything_is_written_again(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     generator = np.random.default_rng(1)
     first, second = (make_batch([(slot, a_plan(generator))], shift=True) for slot in range(2))
-    body, fresh = empty(), empty()
-    body.fill(first, None, GROUP)
-    whole = getattr(layout, name)
+    inputs, fresh = empty(), empty()
+    inputs.fill(first, None, GROUP)
+    whole = getattr(graph_inputs, name)
 
     def interrupted(*given: object) -> None:
         whole(*given)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(layout, name, interrupted)
+    monkeypatch.setattr(graph_inputs, name, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        body.fill(second, Moves(*np.ones((4, 1), np.int64)), GROUP)
+        inputs.fill(second, PendingKVWrites(*np.ones((4, 1), np.int64)), GROUP)
     monkeypatch.undo()
-    for one in (body, fresh):
+    for one in (inputs, fresh):
         one.fill(first, None, GROUP)
-    sizes = first.size, len(first.outline.row_begin)
-    assert told(body.arrays, *sizes) == told(fresh.arrays, *sizes)
+    sizes = first.size, len(first.metadata.row_begin)
+    assert contents(inputs.arrays, *sizes) == contents(fresh.arrays, *sizes)

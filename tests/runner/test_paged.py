@@ -1,4 +1,4 @@
-"""The paged runner against the plain one, and what it does with its pages."""
+"""The paged runner against the reference runner, and its KV and prefix caches."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import goldens
 from lopa import LLM, DecodeConfig
 from lopa.engine.scheduler import Scheduler
 from lopa.errors import CapacityError, ConfigError, LopaError
-from lopa.runner.backend_torch import Step
-from lopa.runner.kv_cache import PAGE, Pages
+from lopa.runner.backend_torch import TorchBackend
+from lopa.runner.kv_cache import PAGE, KVCache
 from lopa.runner.paged import PagedRunner
-from lopa.runner.prefix_cache import Prefixes
+from lopa.runner.prefix_cache import PrefixCache
 from lopa.runner.reference import ReferenceRunner
 from lopa.types import Plan
 
@@ -63,8 +63,8 @@ def test_equals_the_plain_runner(name: str, attention: Any) -> None:
             assert mine.winner == theirs.winner
             scores = [[b.score for b in record.branches] for record in (mine, theirs)]
             np.testing.assert_allclose(*scores, atol=1e-4)
-    llm.runner.prefixes.clear()
-    assert llm.runner.pages.free == llm.runner.pages.count
+    llm.runner.prefix_cache.clear()
+    assert llm.runner.kv_cache.free_pages == llm.runner.kv_cache.total_pages
 
 
 @pytest.mark.parametrize("name", ["dream_0", "sdar_a"])
@@ -113,12 +113,12 @@ def test_reused_prefixes_give_the_same_tokens(name: str) -> None:
             assert began == (64 if again.config.trained_block else 0)
         if index in (0, 4):
             assert began == 0
-    again.runner.prefixes.clear()
-    assert again.runner.pages.free == again.runner.pages.count
+    again.runner.prefix_cache.clear()
+    assert again.runner.kv_cache.free_pages == again.runner.kv_cache.total_pages
 
 
 def test_a_known_prompt_whose_answer_takes_the_whole_cache() -> None:
-    """Its last page would be copied, and there is no room for both."""
+    """Its last page would be copied, and both do not fit."""
     llm = load("dream_0", cache_tokens=2 * PAGE)
     config = DecodeConfig(block_size=8, max_new_tokens=40, attention="block")
     first, again = (llm.generate(numbers(1, PAGE), config) for _ in range(2))  # whole pages
@@ -182,12 +182,12 @@ def test_what_is_staged_can_be_installed_elsewhere() -> None:
             buffer = llm.runner.staged(slot, winner).clone()
             other.runner.install(theirs, plan, winner, buffer)
         llm.runner.commit([(slot, winner)])
-        assert torch.equal(llm.runner.step.carry[0], other.runner.step.carry[0])
+        assert torch.equal(llm.runner.backend.carry[0], other.runner.backend.carry[0])
         session.record(0.0)
         if session.output is None:
             for mine, installed in (
-                (llm.runner.pages.keys, other.runner.pages.keys),
-                (llm.runner.pages.values, other.runner.pages.values),
+                (llm.runner.kv_cache.keys, other.runner.kv_cache.keys),
+                (llm.runner.kv_cache.values, other.runner.kv_cache.values),
             ):
                 end = plan.start + plan.commit
                 assert torch.equal(mine[:, :end], installed[:, :end])
@@ -213,53 +213,53 @@ def test_commit_needs_a_forward() -> None:
         llm.runner.forward([(slot, plan)])
 
 
-def test_pages_are_counted() -> None:
-    pages = Pages(load("dream_0").config, torch.device("cpu"), torch.float32, 3 * PAGE)
-    taken = pages.take(2)
-    assert taken is not None
-    assert pages.take(2) is None
-    pages.share(taken[:1])
-    pages.give(taken)
-    assert pages.free == 2
+def test_pages_are_reference_counted() -> None:
+    cache = KVCache(load("dream_0").config, torch.device("cpu"), torch.float32, 3 * PAGE)
+    pages = cache.alloc(2)
+    assert pages is not None
+    assert cache.alloc(2) is None
+    cache.incref(pages[:1])
+    cache.free(pages)
+    assert cache.free_pages == 2
     with pytest.raises(RuntimeError, match="free already"):
-        pages.give(taken[1:])
-    with pytest.raises(RuntimeError, match="nothing to share"):
-        pages.share(taken[1:])
-    pages.give(taken[:1])
-    assert pages.free == 3
+        cache.free(pages[1:])
+    with pytest.raises(RuntimeError, match="cannot be shared"):
+        cache.incref(pages[1:])
+    cache.free(pages[:1])
+    assert cache.free_pages == 3
 
 
-def test_the_longest_unused_prefix_goes_first() -> None:
-    pages = Pages(load("dream_0").config, torch.device("cpu"), torch.float32, 4 * PAGE)
-    prefixes = Prefixes(pages)
-    taken = pages.take(4)
-    assert taken is not None
-    first = prefixes.add_page(None, [1] * PAGE, taken[0])
-    prefixes.add_page(first, [2] * PAGE, taken[1])
-    prefixes.add_whole([3] * 40, taken[2:], None)
-    pages.give(taken)
-    assert pages.free == 0
+def test_the_least_recently_used_prefix_is_evicted_first() -> None:
+    cache = KVCache(load("dream_0").config, torch.device("cpu"), torch.float32, 4 * PAGE)
+    prefixes = PrefixCache(cache)
+    pages = cache.alloc(4)
+    assert pages is not None
+    first = prefixes.add_page(None, [1] * PAGE, pages[0])
+    prefixes.add_page(first, [2] * PAGE, pages[1])
+    prefixes.add_whole([3] * 40, pages[2:], None)
+    cache.free(pages)
+    assert cache.free_pages == 0
     assert len(prefixes.find_pages([1] * PAGE + [2] * PAGE, 2 * PAGE)) == 2  # used just now
-    prefixes.make_room(1)
+    prefixes.evict(1)
     assert prefixes.find_whole([3] * 40) is None
-    assert pages.free == 2
-    prefixes.make_room(3)  # the end of a chain before its beginning
+    assert cache.free_pages == 2
+    prefixes.evict(3)  # the end of a chain before its beginning
     assert len(prefixes.find_pages([1] * PAGE + [2] * PAGE, 2 * PAGE)) == 1
     assert len(prefixes) == 1
 
 
-def test_the_step_is_warmed_up_before_the_first_request() -> None:
-    asked: list[int] = []
+def test_the_backend_is_warmed_up_before_the_first_request() -> None:
+    warmed_up: list[int] = []
 
-    class Noted(Step):
+    class Recorded(TorchBackend):
         def warm_up(self, tokens: int) -> None:
-            asked.append(tokens)
+            warmed_up.append(tokens)
 
     model = load("dream_0").model
-    PagedRunner(model, 64, step=Noted)
-    assert asked == []
-    PagedRunner(model, 64, step=Noted, warmup=96)
-    assert asked == [96]
+    PagedRunner(model, 64, backend=Recorded)
+    assert warmed_up == []
+    PagedRunner(model, 64, backend=Recorded, warmup=96)
+    assert warmed_up == [96]
     with pytest.raises(ConfigError, match="warmup must be between 0"):
         load("dream_0", warmup=-1)
 

@@ -63,7 +63,7 @@ def test_a_filter_that_leaves_only_the_mask() -> None:
     assert (max_prob < 1e-6).all()
 
 
-def test_draws_follow_the_distribution() -> None:
+def test_samples_follow_the_distribution() -> None:
     probs = torch.tensor([0.5, 0.3, 0.15, 0.0, 0.05])
     logits = probs.log().expand(40_000, 5)
     token, _, _ = run(logits, temperature=1.0, seed=5)
@@ -71,7 +71,7 @@ def test_draws_follow_the_distribution() -> None:
     assert (share - probs).abs().max() < 0.012  # five standard deviations
 
 
-def test_draws_depend_on_seed_round_and_position_alone() -> None:
+def test_samples_depend_on_seed_round_and_position_alone() -> None:
     logits = torch.randn(64, 200, generator=torch.Generator().manual_seed(1))
     positions = torch.arange(100, 164)
     token, _, _ = run(logits, positions, temperature=1.0, seed=1)

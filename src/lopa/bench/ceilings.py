@@ -33,7 +33,7 @@ class Ceilings:
         return max(moved, done)
 
 
-def measure(device: torch.device, dtype: torch.dtype, quantise: torch.dtype | None) -> Ceilings:
+def measure(device: torch.device, dtype: torch.dtype, quantize: torch.dtype | None) -> Ceilings:
     """A second or two on any device."""
     large = device.type != "cpu"
     count = 2**30 if large else 2**25
@@ -44,13 +44,13 @@ def measure(device: torch.device, dtype: torch.dtype, quantise: torch.dtype | No
     a = torch.randn(side, side, device=device).to(dtype)
     b = torch.randn(side, side, device=device).to(dtype)
     plain = 2 * side**3 / median_seconds(lambda: a @ b, device)
-    if quantise is None:
+    if quantize is None:
         return Ceilings(copied, plain)
     from lopa.kernels.quantize import QuantizedLinear
-    from lopa.kernels.scaled import quantise as scaled
+    from lopa.kernels.scaled import quantize_rows
 
     linear = torch.nn.Linear(side, side, bias=False, device=device, dtype=dtype)
-    product, given = QuantizedLinear(linear, quantise), scaled(a, quantise)
+    product, given = QuantizedLinear(linear, quantize), quantize_rows(a, quantize)
     return Ceilings(copied, plain, 2 * side**3 / median_seconds(lambda: product(given), device))
 
 

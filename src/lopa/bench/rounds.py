@@ -16,7 +16,7 @@ from lopa.engine.llm import LLM
 from lopa.engine.scheduler import Scheduler
 from lopa.errors import ConfigError
 from lopa.runner.base import Deferred, Plans, Runner
-from lopa.runner.device_timer import Clock, Lap
+from lopa.runner.device_timer import DeviceTimer, ForwardTime
 from lopa.runner.paged import PagedRunner
 from lopa.types import Round, Stats
 
@@ -70,24 +70,24 @@ class SteadyRounds:
             raise ConfigError(f"window {window} is not a multiple of the block of {BLOCK}")
         self.llm, self.branches, self.window, self.prefix = llm, branches, window, prefix
         self._whole: list[float] = []
-        self._laps: list[Lap] = []
+        self._forwards: list[ForwardTime] = []
         self._masks: list[int] = []
 
     def time(self, rounds: int) -> None:
         """So many more, by the host's clock, and of each what the forward took of it."""
         runner = self.llm.runner
-        step = runner.step if isinstance(runner, PagedRunner) else None
-        if step is None or not step.works_alone:
+        backend = runner.backend if isinstance(runner, PagedRunner) else None
+        if backend is None or not backend.is_async:
             self._time_each(_Timed(runner), rounds)
             return
         if not self._whole:
             for _ in self._session(runner):  # every graph is captured before any is timed
                 pass
-        step.clock = Clock()
+        backend.timer = DeviceTimer()
         try:
-            self._time_ahead(runner, step.clock, rounds)
+            self._time_ahead(runner, backend.timer, rounds)
         finally:
-            step.clock = None
+            backend.timer = None
 
     def _time_each(self, timed: _Timed, rounds: int) -> None:
         """One round after another."""
@@ -97,18 +97,18 @@ class SteadyRounds:
             for found, seconds in self._session(timed):
                 if self._is_full(found) and len(self._whole) < wanted:
                     forward = timed.seconds[-1]
-                    self._add(found, seconds, Lap(seconds - forward, forward))
+                    self._add(found, seconds, ForwardTime(seconds - forward, forward))
             self._check_more_than(before)
 
-    def _time_ahead(self, runner: Runner, clock: Clock, rounds: int) -> None:
+    def _time_ahead(self, runner: Runner, timer: DeviceTimer, rounds: int) -> None:
         """Each is begun before the one before it is recorded. Whole answers: their heads differ."""
         wanted = len(self._whole) + rounds
         while len(self._whole) < wanted:
             before = len(self._whole)
             for found, seconds in self._session(runner):
-                lap = clock.take()  # None: no other round was begun behind this one
-                if lap is not None and self._is_full(found):
-                    self._add(found, seconds, lap)
+                forward = timer.take()  # None: no other round was launched behind this one
+                if forward is not None and self._is_full(found):
+                    self._add(found, seconds, forward)
             self._check_more_than(before)
 
     def _check_more_than(self, before: int) -> None:
@@ -124,9 +124,9 @@ class SteadyRounds:
         is_full = found.branches[-1].end - found.start == self.window
         return is_full and len(found.branches) == self.branches + 1
 
-    def _add(self, found: Round, seconds: float, lap: Lap) -> None:
+    def _add(self, found: Round, seconds: float, forward: ForwardTime) -> None:
         self._whole.append(seconds)
-        self._laps.append(lap)
+        self._forwards.append(forward)
         self._masks.append(sum(branch.masks for branch in found.branches))
 
     def _session(self, runner: Any) -> Iterator[tuple[Round, float]]:
@@ -150,7 +150,7 @@ class SteadyRounds:
         weights = llm.config.parameters - llm.config.vocab_size * llm.config.hidden_size
         size = sum(p.numel() * p.itemsize for p in llm.model.parameters())
         size -= llm.model.embedding.weight.nbytes if not llm.config.tied_head else 0
-        host, forward = map(statistics.median, zip(*self._laps, strict=True))
+        host, forward = map(statistics.median, zip(*self._forwards, strict=True))
         return RoundTime(
             branches=self.branches,
             window=self.window,

@@ -77,7 +77,7 @@ class RankLLM(BaseLLM):
             share=mesh.world if mesh.backend == "gloo" else 1,
         )
         if statistics is not None:
-            local.step.find = statistics
+            local.backend.statistics = statistics
         self.capacity = local.capacity
         self.runner = BranchRunner(local, mesh)
         mesh.barrier()

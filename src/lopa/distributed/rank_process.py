@@ -212,9 +212,7 @@ class RankLoop:
         if kind == "token_budget":
             (self.engine.token_budget,) = rest
         elif kind == "add":
-            number, prompt, config, decoder, replay = rest
-            if decoder is None:
-                decoder = self.llm.session_from_ids(prompt, config).decoder
+            number, decoder, replay = rest
             session = ReportedSession(number, decoder, self.llm.tokenizer, replay)
             self.sessions[number] = session
             self.engine.add(session)

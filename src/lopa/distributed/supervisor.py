@@ -187,11 +187,8 @@ class Supervisor:
     # -- the group ----------------------------------------------------------------------------
 
     def _send_session(self, entry: _Supervised) -> None:
-        session = entry.session
-        decoder = session.decoder if session.trace.rounds else None
         replay = tuple(entry.replay.plans)
-        prompt = session.trace.prompt_ids
-        self._group.send("add", entry.number, prompt, session.config, decoder, replay)
+        self._group.send("add", entry.number, entry.session.decoder, replay)
 
     def _rebuild(self, lost: LostRankError) -> None:
         """End what is left, start anew, and go on with the sessions as they are here."""

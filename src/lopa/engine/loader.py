@@ -25,8 +25,8 @@ from lopa.models.families import family_named
 from lopa.models.files import resolve
 from lopa.models.tokenizer import Tokenizer
 from lopa.models.transformer import Transformer
-from lopa.runner.backend import choose_step, prepare
-from lopa.runner.device import default_cache_tokens, room_beside_cache
+from lopa.runner.backend import choose_backend, prepare
+from lopa.runner.device import default_cache_tokens, memory_beside_cache
 from lopa.runner.paged import PagedRunner, Reuse
 
 
@@ -126,12 +126,12 @@ def make_runner(
     """The runner of a loaded model; the KV cache takes the memory that is left."""
     config, parameter = model.config, next(model.parameters())
     device, dtype = parameter.device, parameter.dtype
-    step = choose_step(backend, config, device)
-    room = room_beside_cache(options.cache_tokens, config, device, dtype)
-    prepare(model, step, agree(room))
+    make = choose_backend(backend, config, device)
+    memory = memory_beside_cache(options.cache_tokens, config, device, dtype)
+    prepare(model, make, agree(memory))
     tokens = options.cache_tokens
     if tokens is None:
         tokens = max(1, default_cache_tokens(config, device, dtype) // share)
     return PagedRunner(
-        model, agree(tokens), reuse=options.prefix_reuse, step=step, warmup=options.warmup
+        model, agree(tokens), reuse=options.prefix_reuse, backend=make, warmup=options.warmup
     )

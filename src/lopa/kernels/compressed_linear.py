@@ -1,4 +1,4 @@
-"""Linear layers whose weights are kept twice: in bf16, and packed for rounds of few tokens."""
+"""Linear layers whose weights are stored twice: in bf16, and compressed for few tokens."""
 
 from __future__ import annotations
 
@@ -7,46 +7,51 @@ from typing import Any
 import torch
 from torch import nn
 
-from lopa.kernels.hopper.compressed_gemm import Packed, packed, packed_bytes, planned
+from lopa.kernels.hopper.compressed_gemm import (
+    CompressedWeight,
+    compress,
+    compressed_bytes,
+    tiling_of,
+)
 from lopa.kernels.quantize import PARTS, QuantizedLinear
 from lopa.models.transformer import Linear, Transformer
 
-_SHARE = 0.25  # of the room, at most
+_SHARE = 0.25  # of the memory, at most
 
 
-class PackedLinear(Linear):
-    """Whoever has few tokens takes `packed`, which for gate and up is their activated product."""
+class CompressedLinear(Linear):
+    """`compressed` is for few tokens; that of gate and up includes the activation (SwiGLU)."""
 
-    def __init__(self, linear: Linear, made: Packed) -> None:
+    def __init__(self, linear: Linear, compressed: CompressedWeight) -> None:
         nn.Module.__init__(self)
         self.out_features, self.in_features = linear.weight.shape
         self.weight, self.bias = linear.weight, linear.bias
-        self.packed = made
+        self.compressed = compressed
 
 
-def pack(model: Transformer, room: int) -> None:
-    """Replace the linear layers that are read faster so, if a part of `room` holds all of them."""
+def compress_linears(model: Transformer, memory: int) -> None:
+    """Replace the layers that are faster so, if a share of `memory` (bytes) holds all of them."""
     owners = [(getattr(layer, part), name) for layer in model.layers for part, name in PARTS]
     if not model.config.tied_head:
         owners.append((model, "head"))
     chosen = [
         (owner, name, linear)
         for owner, name in owners
-        if _can_be(linear := getattr(owner, name), name)
+        if _is_compressible(linear := getattr(owner, name), name)
     ]
-    size = sum(packed_bytes(linear.weight) for *_, linear in chosen)
-    if not chosen or size > _SHARE * room:
+    size = sum(compressed_bytes(linear.weight) for *_, linear in chosen)
+    if not chosen or size > _SHARE * memory:
         return
     for owner, name, linear in chosen:
-        if (made := packed(linear.weight, gated=_is_gated(name))) is not None:
-            setattr(owner, name, PackedLinear(linear, made))
-    torch.cuda.empty_cache()  # what it took on the way: the cache is made of what is free
+        if (found := compress(linear.weight, gated=_is_gated(name))) is not None:
+            setattr(owner, name, CompressedLinear(linear, found))
+    torch.cuda.empty_cache()  # of temporary tensors: the KV cache is sized by what is free
 
 
-def _can_be(linear: Any, name: str) -> bool:
+def _is_compressible(linear: Any, name: str) -> bool:
     if isinstance(linear, QuantizedLinear) or linear.bias is not None:
         return False
-    return planned(linear.weight, gated=_is_gated(name)) is not None
+    return tiling_of(linear.weight, gated=_is_gated(name)) is not None
 
 
 def _is_gated(name: str) -> bool:

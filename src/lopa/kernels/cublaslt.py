@@ -1,10 +1,10 @@
-"""Matrix products in bf16 by the algorithm that was the fastest in a trial on such a device.
+"""Linear layers in bf16 by a table of cuBLASLt algorithms.
 
-The library has many for one shape and proposes one; on an H200 another is often faster, by up to a
-fifth (measurements/engine.md).
-Trying them at run time would make an answer depend on the noise of the trial, so the choice is a
-table that belongs to the package (`cublaslt_algorithms.json`, made by `measurements/products.py`).
-Shapes, devices and versions of the library that it does not know go by torch's own choice.
+cuBLASLt has many algorithms for a shape and proposes one. On an H200 another is often faster, by up
+to a fifth (measurements/engine.md). Timing them at run time would make answers depend on noise, so
+the table is part of the package: `cublaslt_algorithms.json`, written by
+`measurements/cublaslt_algorithms.py`. Shapes, devices and versions of cuBLASLt that are not in it
+are left to torch.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lopa.kernels.hopper.nvrtc import call, loaded
+from lopa.kernels.hopper.nvrtc import call, loaded_path
 
-WORKSPACE = 64 << 20  # bytes, which algorithms that split the inner axis need
+WORKSPACE = 64 << 20  # bytes, for algorithms that split the inner axis
 
-# Of cublasLt.h and library_types.h
+# From cublasLt.h and library_types.h
 _COMPUTE_32F, _R_32F, _R_16BF = 68, 0, 14
 _TRANSA, _EPILOGUE, _BIAS_POINTER = 3, 7, 8
 _EPILOGUE_BIAS = 4
-_MAX_WORKSPACE = 1
 
 
 class Shape(NamedTuple):
@@ -45,10 +44,10 @@ class Shape(NamedTuple):
         return cls(len(x), columns, inner, bias is not None)
 
 
-Algorithm = tuple[int, ...]  # the library's own 64 bytes: good for one version of it
+Algorithm = tuple[int, ...]  # 64 opaque bytes, which are valid for one version of cuBLASLt
 
 
-class _Found(ctypes.Structure):
+class HeuristicResult(ctypes.Structure):
     _fields_ = (
         ("algorithm", ctypes.c_uint64 * 8),
         ("workspace", ctypes.c_size_t),
@@ -58,8 +57,8 @@ class _Found(ctypes.Structure):
     )
 
 
-class Library:
-    """The few calls of cublasLt that a product takes, for one thread and one stream a device."""
+class CublasLt:
+    """The few calls that a product takes, for one thread and one stream per device."""
 
     def __init__(self, path: str, device: torch.device) -> None:
         self._calls = ctypes.CDLL(path)
@@ -73,38 +72,14 @@ class Library:
 
     @classmethod
     def on(cls, device: torch.device) -> Self | None:
-        """None where torch has it inside."""
-        torch.zeros(8, 8, device=device) @ torch.zeros(8, 8, device=device)  # so that it is loaded
-        path = loaded("libcublasLt.so")
+        """None where torch links it statically."""
+        torch.zeros(8, 8, device=device) @ torch.zeros(8, 8, device=device)  # loads it
+        path = loaded_path("libcublasLt.so")
         return cls(path, device) if path else None
 
-    def proposals(self, shape: Shape, most: int = 64) -> list[Algorithm]:
-        """What the library would take, the first of them first."""
-        preference = ctypes.c_void_p()
-        self._call("MatmulPreferenceCreate", ctypes.byref(preference))
-        size = ctypes.c_uint64(WORKSPACE)
-        self._call(
-            "MatmulPreferenceSetAttribute",
-            preference,
-            _MAX_WORKSPACE,
-            ctypes.byref(size),
-            ctypes.c_size_t(8),
-        )
-        found, count = (_Found * most)(), ctypes.c_int()
+    def supports(self, shape: Shape, algorithm: Algorithm) -> bool:
         what, w, x, out = self._describe(shape)
-        self._call(
-            "MatmulAlgoGetHeuristic",
-            *(self._handle, what, w, x, out, out, preference),
-            most,
-            found,
-            ctypes.byref(count),
-        )
-        self._call("MatmulPreferenceDestroy", preference)
-        return [tuple(one.algorithm) for one in found[: count.value]]
-
-    def can(self, shape: Shape, algorithm: Algorithm) -> bool:
-        what, w, x, out = self._describe(shape)
-        given, found = (ctypes.c_uint64 * 8)(*algorithm), _Found()
+        given, found = (ctypes.c_uint64 * 8)(*algorithm), HeuristicResult()
         check = self._calls.cublasLtMatmulAlgoCheck
         code = int(
             check(*(self._handle, what, w, x, out, out), ctypes.byref(given), ctypes.byref(found))
@@ -132,7 +107,7 @@ class Library:
         return out
 
     def _describe(self, shape: Shape) -> tuple[ctypes.c_void_p, ...]:
-        """The product as the library sees it, by columns: outᵀ = (weightᵀ)ᵀ · xᵀ."""
+        """The product in cuBLASLt's column-major terms: outᵀ = (weightᵀ)ᵀ · xᵀ."""
         if shape not in self._described:
             what = ctypes.c_void_p()
             self._call("MatmulDescCreate", ctypes.byref(what), _COMPUTE_32F, _R_32F)
@@ -162,48 +137,51 @@ class Library:
         call(self._calls, f"cublasLt{name}", *given)
 
 
-class Products:
-    """x · weightᵀ + bias, by the table where it has the shape."""
+class CublasLtTable:
+    """x · weightᵀ + bias by the table, or by torch where it lacks the shape."""
 
-    def __init__(self, table: Mapping[Shape, Algorithm], library: Library | None) -> None:
+    def __init__(self, algorithms: Mapping[Shape, Algorithm], library: CublasLt | None) -> None:
         self.library = library
-        self.table = {
+        self.algorithms = {
             shape: algorithm
-            for shape, algorithm in table.items()
-            if library is not None and library.can(shape, algorithm)
+            for shape, algorithm in algorithms.items()
+            if library is not None and library.supports(shape, algorithm)
         }
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        algorithm = self.table.get(Shape.of(x, weight, bias))
+        algorithm = self.algorithms.get(Shape.of(x, weight, bias))
         if algorithm is None or x.dtype is not torch.bfloat16 or not weight.is_contiguous():
             return F.linear(x, weight, bias)
-        assert self.library is not None  # or the table would be empty
+        assert self.library is not None  # else the table is empty
         return self.library.linear(x.contiguous(), weight, bias, algorithm)
 
 
 @cache
-def products_on(device: torch.device) -> Products:
-    """Those of this device and the library that is there."""
+def cublaslt_table(device: torch.device) -> CublasLtTable:
+    """The table of this device and the version of cuBLASLt that is loaded."""
     if device.type != "cuda" or torch.version.cuda is None:
-        return Products({}, None)
-    entries = known()
+        return CublasLtTable({}, None)
+    entries = all_entries()
     name = torch.cuda.get_device_name(device)
-    library = Library.on(device) if name in {entry["device"] for entry in entries} else None
-    return Products(table_of(entries, name, library.version) if library else {}, library)
+    library = CublasLt.on(device) if name in {entry["device"] for entry in entries} else None
+    algorithms = algorithms_of(entries, name, library.version) if library else {}
+    return CublasLtTable(algorithms, library)
 
 
-def known() -> list[dict[str, Any]]:
-    """What the package knows, an entry for each device and version of the library."""
+def all_entries() -> list[dict[str, Any]]:
+    """The file of the package: one entry per device and version of cuBLASLt."""
     found: list[dict[str, Any]] = json.loads(
         files("lopa.kernels").joinpath("cublaslt_algorithms.json").read_text(encoding="utf-8")
     )
     return found
 
 
-def table_of(entries: list[dict[str, Any]], device: str, version: int) -> dict[Shape, Algorithm]:
+def algorithms_of(
+    entries: list[dict[str, Any]], device: str, version: int
+) -> dict[Shape, Algorithm]:
     return {
         Shape(*line["shape"]): tuple(line["algorithm"])
         for entry in entries
         if (entry["device"], entry["version"]) == (device, version)
-        for line in entry["products"]
+        for line in entry["algorithms"]
     }

@@ -1,4 +1,4 @@
-"""Quantised linear layers: weights with one scale a column, activations with one a token.
+"""Quantized linear layers: weights with one scale per output column, activations per token.
 
 fp8 (e4m3) needs a GPU of compute capability 8.9 or newer; int8 W8A8 runs anywhere. The embedding,
 the head and the norms keep their precision.
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lopa.errors import DeviceError
-from lopa.kernels.scaled import Scaled, quantise
+from lopa.kernels.scaled import Scaled, quantize_rows
 from lopa.models.transformer import Transformer
 
 Quantize = Literal["fp8", "int8"]
@@ -27,12 +27,12 @@ PARTS = (
 
 
 class QuantizedLinear(nn.Module):
-    """x · weightᵀ · scale + bias; takes a plain activation, or one that is quantised already."""
+    """x · weightᵀ · scale + bias, for a plain activation or a quantized one."""
 
     def __init__(self, linear: nn.Linear, kind: torch.dtype) -> None:
         super().__init__()
         self.kind = kind
-        found = quantise(linear.weight.data, kind)
+        found = quantize_rows(linear.weight.data, kind)
         self.weight = nn.Parameter(found.values, requires_grad=False)  # [N, K]
         self.scale = nn.Parameter(found.scale, requires_grad=False)  # [N, 1]
         self.bias = linear.bias
@@ -40,7 +40,7 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor | Scaled) -> Tensor:
         if isinstance(x, Tensor):
-            x = quantise(x, self.kind)
+            x = quantize_rows(x, self.kind)
         on_device = x.values.device.type == "cuda"
         if on_device and self.kind is torch.float8_e4m3fn and _fills_device(x, self.weight):
             return torch._scaled_mm(
@@ -63,7 +63,7 @@ class QuantizedLinear(nn.Module):
 
 
 def _fills_device(x: Scaled, weight: Tensor) -> bool:
-    """torch's product in fp8 goes by tiles of 128 × 128 and does not split the inner axis."""
+    """torch's fp8 product has tiles of 128 × 128 and does not split the inner axis."""
     rows, columns = len(x.values), len(weight)
     return rows > 64 and -(-rows // 128) * -(-columns // 128) > 64
 
@@ -77,7 +77,7 @@ def quantize(model: Transformer, kind: Quantize) -> None:
 
 
 def check_quantize(name: str, device: torch.device) -> Quantize:
-    """The name, if the device can do it; else the alternatives."""
+    """The name if the device supports it; else an error with the alternatives."""
     able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
     choices: list[Quantize] = ["fp8", "int8"] if able else ["int8"]
     for choice in choices:
@@ -87,5 +87,5 @@ def check_quantize(name: str, device: torch.device) -> Quantize:
     if name == "fp8":
         reason = "fp8 needs a GPU of compute capability 8.9 or newer: "
     elif name not in KINDS:
-        reason = f"there is no quantisation {name!r}: "
+        reason = f"there is no quantization {name!r}: "
     raise DeviceError(f"{reason}on {device} choose {' or '.join(choices)}, or leave it out")

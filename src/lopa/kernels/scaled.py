@@ -1,4 +1,4 @@
-"""Scaled tensors: fp8 or int8 values with one scale a row."""
+"""Scaled tensors: fp8 or int8 values with one scale per row."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Scaled(NamedTuple):
     scale: Tensor  # [T, 1] fp32
 
 
-def quantise(x: Tensor, kind: torch.dtype) -> Scaled:
-    """[T, size], in plain torch; the kernels in `lopa.kernels.triton.pointwise` do the same."""
+def quantize_rows(x: Tensor, kind: torch.dtype) -> Scaled:
+    """[T, size] in plain torch; `lopa.kernels.triton.pointwise` has it as a kernel."""
     wide = x.float()
     scale = wide.abs().amax(dim=1, keepdim=True).clamp(min=SMALLEST) / LARGEST[kind]
     wide = wide * scale.reciprocal()

@@ -1,11 +1,11 @@
-"""Attention: `reference`, the plain truth, and `sdpa`, torch's own kernels, on any device.
+"""Attention on any device: `reference`, as the equation says, and `sdpa`, by torch's kernels.
 
 Two shapes. Over explicit keys (`reference`, `sdpa`): q [R, L, heads, d], k and v [R, S, kv_heads,
 d], mask [R or 1, L, S] (True: sees). Over a batch (`reference_batch`, `sdpa_batch`; the Triton
 kernel is `lopa.kernels.triton.attention`): q, k, v [T, …] on the flat token axis, where each row
-sees its sequence's pages and its own window. The pages are read once for all rows of a sequence:
-rows and the query group are folded into one query axis, and the two parts are merged by their
-log-sum-exp. Query head h reads key head h // (heads / kv_heads).
+attends to its sequence's pages and its own window. The pages are read once for all rows of a
+sequence: rows and the query group are folded into one query axis, and the two parts are merged by
+their log-sum-exp. Query head h reads key head h // (heads / kv_heads).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """torch picks the kernel: a quarter faster a round on a CPU than `reference`."""
+    """torch picks the kernel; on a CPU a round takes a quarter less time than by `reference`."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     seen = None if mask is None else mask[:, None]
     mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
@@ -45,7 +45,7 @@ class Span:
 
     begin: int
     lengths: list[int]  # by row
-    prefix: Tensor  # [P] places in the pool of the cached tokens that every row sees
+    prefix: Tensor  # [P] slot mapping of the cached tokens that every row attends to
     blocks: Tensor | None  # [longest row] block of each token under block attention
 
     def window_mask(self, length: int) -> Tensor | None:
@@ -55,7 +55,7 @@ class Span:
         return ids[None, :] <= ids[:, None]
 
 
-# (q [T, heads, d], k, v [T, kv_heads, d], keys, values of the pool [S, kv_heads, d], spans)
+# (q [T, heads, d], k, v [T, kv_heads, d], keys, values of the cache [S, kv_heads, d], spans)
 # → [T, heads, d]
 BatchAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Sequence[Span]], Tensor]
 

@@ -1,4 +1,4 @@
-"""Backends by name: which step runs a batch on a device."""
+"""Backends by name."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from lopa.errors import DeviceError
 from lopa.models.config import ModelConfig
 from lopa.models.transformer import Transformer
 from lopa.runner.attention import reference_batch, sdpa_batch
-from lopa.runner.backend_torch import Step
-from lopa.runner.kv_cache import Pages
+from lopa.runner.backend_torch import TorchBackend
+from lopa.runner.kv_cache import KVCache
 
-MakeStep = Callable[[Transformer, Pages], Step]
-_HEAD_DIMS = (16, 32, 64, 128, 256)  # what the matrix units take
+MakeBackend = Callable[[Transformer, KVCache], TorchBackend]
+_HEAD_DIMS = (16, 32, 64, 128, 256)  # that the tensor cores take
 
 
-def choose_step(name: str, config: ModelConfig, device: torch.device) -> MakeStep:
+def choose_backend(name: str, config: ModelConfig, device: torch.device) -> MakeBackend:
     """`auto` is `triton` where it runs, else `sdpa`."""
     reason = _no_triton(config, device)
     if name == "reference":
-        return partial(Step, attention=reference_batch)
+        return partial(TorchBackend, attention=reference_batch)
     if name == "sdpa" or (name == "auto" and reason is not None):
-        return partial(Step, attention=sdpa_batch)
+        return partial(TorchBackend, attention=sdpa_batch)
     if name not in ("auto", "triton"):
         raise DeviceError(f"no backend {name!r}: choose from auto, triton, sdpa, reference")
     if reason is not None:
         raise DeviceError(f"the backend triton {reason}: choose sdpa or reference")
-    from lopa.runner.backend_triton import FusedStep
+    from lopa.runner.backend_triton import TritonBackend
 
-    return FusedStep
+    return TritonBackend
 
 
-def prepare(model: Transformer, step: MakeStep, room: int) -> None:
-    """Weights as the step reads them fastest; some are kept twice, if there is room (bytes)."""
-    made = step.func if isinstance(step, partial) else step
-    if made is not Step:
-        from lopa.kernels.compressed_linear import pack
+def prepare(model: Transformer, backend: MakeBackend, memory: int) -> None:
+    """Compress weights for a backend that reads them so, if `memory` (bytes) suffices."""
+    made = backend.func if isinstance(backend, partial) else backend
+    if made is not TorchBackend:
+        from lopa.kernels.compressed_linear import compress_linears
 
-        pack(model, room)
+        compress_linears(model, memory)
 
 
 def _no_triton(config: ModelConfig, device: torch.device) -> str | None:

@@ -1,14 +1,15 @@
-"""A step: one batch on a device, in plain torch on any device.
+"""The backend in plain torch, on any device: it runs one batch through the model.
 
-It owns what the forwards of a runner share: the staged keys and values of the last batch, its
-hidden states, and each slot's carry (the hidden state whose logits predict the first position of a
-cached window). What it is told are places: of pages in the pool, of tokens on the flat axis.
-`lopa.runner.backend_triton` is the same on fused kernels and graphs.
+A backend owns what the forwards of a runner share: the staged keys and values of the last batch,
+its hidden states, and each slot's carry (the hidden state whose logits predict the first position
+of a cached window). It knows nothing of sequences: its arguments are indices into the KV cache and
+into the flat token axis. `lopa.runner.backend_triton` does the same with kernels and CUDA graphs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -19,59 +20,62 @@ from lopa.config import DecodeConfig
 from lopa.models.transformer import Transformer, rope
 from lopa.runner.attention import BatchAttention, Span, sdpa_batch
 from lopa.runner.batch import Batch
-from lopa.runner.device_timer import Clock
-from lopa.runner.kv_cache import PAGE, Pages
+from lopa.runner.device_timer import DeviceTimer
+from lopa.runner.kv_cache import PAGE, KVCache, slot_mapping
 from lopa.runner.statistics import Statistics, statistics
 from lopa.types import FloatArray, IntArray, Plan
 
-HEAD_ROWS = 4096  # logits are made for at most this many positions at once
+HEAD_ROWS = 4096  # logits are computed for at most this many positions at once
 Found = tuple[IntArray, FloatArray, FloatArray]  # token, max_prob, ranking: [N] each
 
 
-class Step:
-    works_alone = False  # whether a forward goes on by itself between `begin` and `finish`
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A forward that was launched. `wait` gives its statistics, until the next launch."""
+
+    wait: Callable[[], Found]
+
+
+class TorchBackend:
+    is_async = False  # whether a forward is still running when `launch` returns
 
     def __init__(
-        self, model: Transformer, pages: Pages, attention: BatchAttention = sdpa_batch
+        self, model: Transformer, kv_cache: KVCache, attention: BatchAttention = sdpa_batch
     ) -> None:
         self.model = model
-        self.pages = pages
+        self.kv_cache = kv_cache
         self.attention = attention
-        self.device = pages.keys.device
+        self.device = kv_cache.keys.device
         self.carry = torch.zeros(1, model.config.hidden_size, device=self.device, dtype=self.dtype)
-        self.find: Statistics = statistics  # from the model's logits, or from its part of them
-        self.clock: Clock | None = None  # of a step that works alone; set by whoever measures
+        # Set by a rank that has a part of the vocabulary, and so of the logits
+        self.statistics: Statistics = statistics
+        self.timer: DeviceTimer | None = None  # of an asynchronous backend; set by a benchmark
         self._keys: list[Tensor] = []  # staged, by layer: [T, kv_heads, d]
         self._values: list[Tensor] = []
         self._hidden: Tensor | None = None  # [T, hidden]
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.pages.keys.dtype
+        return self.kv_cache.keys.dtype
 
     def warm_up(self, tokens: int) -> None:
-        """Get ready for batches of so many tokens; nothing is to be had here."""
+        """Prepare for batches of up to so many tokens; there is nothing to prepare here."""
 
     def open(self, slot: int, pages: Sequence[int]) -> None:
-        """A slot begins, or has been given other pages."""
+        """A slot begins, or its pages change."""
         if slot >= len(self.carry):
             more = torch.zeros_like(self.carry)
             self.carry = torch.cat([self.carry, more])
             self.open(slot, pages)
 
-    def begin(
-        self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
-    ) -> None:
-        """Start a forward; for a step that works alone."""
-        raise NotImplementedError
-
-    def finish(self) -> Found:
-        """Of the forward that was begun last, with no other one since."""
-        raise NotImplementedError
-
     def forward(
         self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
     ) -> Found:
+        return self.launch(batch, tables, configs).wait()
+
+    def launch(
+        self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
+    ) -> InFlight:
         """tables: by plan, its slot's pages; configs: by plan."""
         self._keys.clear()
         self._values.clear()
@@ -81,36 +85,39 @@ class Step:
             self._values.append(v)
 
         *_, self._hidden = self._layers(batch, tables, stage)
-        return self.statistics(batch, self._hidden, configs)
+        found = self._find_statistics(batch, self._hidden, configs)
+        return InFlight(lambda: found)
 
-    def settle(self) -> None:
-        """What has been committed is in the pool when this is done; it always is, here."""
+    def flush(self) -> None:
+        """Write what is committed to the KV cache; here `commit` has done so."""
 
-    def commit(self, source: IntArray, place: IntArray, carries: Sequence[tuple[int, int]]) -> None:
-        """Staged tokens `source` go to `place` in the pool; (token, slot) for every carry."""
+    def commit(
+        self, source: IntArray, target: IntArray, carries: Sequence[tuple[int, int]]
+    ) -> None:
+        """Write staged tokens to the KV cache. target: slot mapping; carries: (token, slot)"""
         assert self._hidden is not None
-        at, to = torch.from_numpy(source).to(self.device), torch.from_numpy(place).to(self.device)
+        at, to = (torch.from_numpy(x).to(self.device) for x in (source, target))
         for layer, (k, v) in enumerate(zip(self._keys, self._values, strict=True)):
-            self.pages.keys[layer, to] = k[at]
-            self.pages.values[layer, to] = v[at]
+            self.kv_cache.keys[layer, to] = k[at]
+            self.kv_cache.values[layer, to] = v[at]
         for token, slot in carries:
             self.carry[slot] = self._hidden[token]
 
     def prefill(
         self, batch: Batch, table: IntArray, config: DecodeConfig, layers: int
     ) -> Iterator[Found | None]:
-        """One row, so many layers at a time: None until the last one is through.
+        """One row, `layers` layers per step: None until the last layer is done.
 
-        A prompt that sees all of itself cannot be cut along its tokens; along its layers it can. A
-        row that is alone is the winner, so what it commits goes straight to its pages.
+        A prompt whose tokens all see each other cannot be split by tokens, but it can by layers. A
+        single row always wins, so its keys and values are written to the KV cache at once.
         """
-        self.settle()
+        self.flush()
         ((slot, plan),) = batch.plans
-        to = torch.from_numpy(places(table, plan.start, plan.commit)).to(self.device)
+        to = torch.from_numpy(slot_mapping(table, plan.start, plan.commit)).to(self.device)
 
         def write(layer: int, k: Tensor, v: Tensor) -> None:
-            self.pages.keys[layer, to] = k[: plan.commit]
-            self.pages.values[layer, to] = v[: plan.commit]
+            self.kv_cache.keys[layer, to] = k[: plan.commit]
+            self.kv_cache.values[layer, to] = v[: plan.commit]
 
         stream = self._layers(batch, [table], write)
         for done in range(1, self.model.config.layers + 1):
@@ -118,51 +125,53 @@ class Step:
             if done % layers == 0 and done < self.model.config.layers:
                 yield None
         hidden = next(stream)
-        found = self.statistics(batch, hidden, [config])
+        found = self._find_statistics(batch, hidden, [config])
         if plan.commit:
             self.carry[slot] = hidden[plan.commit - 1]
         yield found
 
     def staged(self, begin: int, count: int) -> Tensor:
-        """Keys, values and the last hidden state of `count` staged tokens, in one flat buffer."""
+        """Keys, values and the last hidden state of `count` staged tokens in one flat buffer."""
         assert self._hidden is not None
         here = slice(begin, begin + count)
         keys = torch.stack([k[here] for k in self._keys])
         values = torch.stack([v[here] for v in self._values])
         return torch.cat([keys.flatten(), values.flatten(), self._hidden[here.stop - 1]])
 
-    def install(self, slot: int, place: IntArray, buffer: Tensor) -> None:
-        """What `staged` gave, into the pool and the slot's carry."""
-        self.settle()
+    def install(self, slot: int, target: IntArray, buffer: Tensor) -> None:
+        """Write what `staged` gave to the KV cache and the slot's carry. target: slot mapping"""
+        self.flush()
         config = self.model.config
-        shape = (config.layers, len(place), config.kv_heads, config.head_dim)
+        shape = (config.layers, len(target), config.kv_heads, config.head_dim)
         size = int(np.prod(shape))
-        to = torch.from_numpy(place).to(self.device)
-        self.pages.keys[:, to] = buffer[:size].view(shape)
-        self.pages.values[:, to] = buffer[size : 2 * size].view(shape)
+        to = torch.from_numpy(target).to(self.device)
+        self.kv_cache.keys[:, to] = buffer[:size].view(shape)
+        self.kv_cache.values[:, to] = buffer[size : 2 * size].view(shape)
         self.carry[slot] = buffer[2 * size :]
 
     def copy(self, source: int, target: int) -> None:
-        """One page onto another."""
-        self.settle()
-        for pool in (self.pages.keys, self.pages.values):
-            pool[:, target * PAGE : (target + 1) * PAGE] = pool[
-                :, source * PAGE : (source + 1) * PAGE
-            ]
+        """Copy one page to another."""
+        self.flush()
+        here, there = (slice(page * PAGE, (page + 1) * PAGE) for page in (source, target))
+        for cache in (self.kv_cache.keys, self.kv_cache.values):
+            cache[:, there] = cache[:, here]
 
     @torch.inference_mode()
-    def statistics(self, batch: Batch, hidden: Tensor, configs: Sequence[DecodeConfig]) -> Found:
+    def _find_statistics(
+        self, batch: Batch, hidden: Tensor, configs: Sequence[DecodeConfig]
+    ) -> Found:
+        """The statistics of the wanted positions. hidden: [T, hidden]"""
         wanted = batch.wanted
         source = torch.from_numpy(wanted.source).to(self.device)
         rows = hidden[source.clamp(min=0)]
         if (wanted.source < 0).any():
-            remembered = source < 0
-            rows[remembered] = self.carry[-1 - source[remembered]]
-        places = torch.from_numpy(wanted.position).to(self.device)
+            carried = source < 0
+            rows[carried] = self.carry[-1 - source[carried]]
+        positions = torch.from_numpy(wanted.position).to(self.device)
         rounds = torch.from_numpy(wanted.round).to(self.device)
         found = []
         end = 0
-        # Neighbours with the same settings share their calls.
+        # Neighbours with the same settings share a call.
         counts = zip(configs, wanted.counts, strict=True)
         for config, same in groupby(counts, key=lambda item: item[0]):
             begin, end = end, end + sum(count for _, count in same)
@@ -170,7 +179,7 @@ class Step:
                 here = slice(i, min(i + HEAD_ROWS, end))
                 logits = self.model.logits(rows[here])
                 mask = self.model.config.mask_id
-                found.append(self.find(logits, places[here], rounds[here], mask, config))
+                found.append(self.statistics(logits, positions[here], rounds[here], mask, config))
         if not found:
             return np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
         token, max_prob, ranking = (torch.cat(x).cpu().numpy() for x in zip(*found, strict=True))
@@ -182,15 +191,16 @@ class Step:
         tables: Sequence[IntArray],
         keep: Callable[[int, Tensor, Tensor], None],
     ) -> Iterator[Tensor]:
-        """The residual stream after each layer, and at last the normed hidden states."""
+        """The residual stream after each layer, then the normed hidden states."""
         spans = self._spans(batch, tables)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = self.attention(q, k, v, self.pages.keys[layer], self.pages.values[layer], spans)
+            cache = self.kv_cache.keys[layer], self.kv_cache.values[layer]
+            out = self.attention(q, k, v, *cache, spans)
             keep(layer, k, v)
             return out
 
-        positions = torch.tensor(batch.outline.positions, device=self.device)
+        positions = torch.tensor(batch.metadata.positions, device=self.device)
         x = self.model.embedding(torch.from_numpy(batch.tokens).to(self.device))
         cos, sin = rope(positions, self.model.config, x.dtype)
         for index, layer in enumerate(self.model.layers):
@@ -199,30 +209,23 @@ class Step:
         yield self.model.norm(x)
 
     def _spans(self, batch: Batch, tables: Sequence[IntArray]) -> list[Span]:
-        spans, outline = [], batch.outline
-        for (_, plan), row, table in zip(batch.plans, outline.first_rows, tables, strict=True):
+        spans, metadata = [], batch.metadata
+        for (_, plan), row, table in zip(batch.plans, metadata.first_rows, tables, strict=True):
             lengths = (plan.row_ends - plan.start).tolist()
             blocks = plan.block_ids
             spans.append(
                 Span(
-                    begin=int(outline.row_begin[row]),
+                    begin=int(metadata.row_begin[row]),
                     lengths=lengths,
-                    prefix=torch.from_numpy(seen_places(table, plan)).to(self.device),
+                    prefix=torch.from_numpy(_prefix_slots(table, plan)).to(self.device),
                     blocks=None if blocks is None else torch.from_numpy(blocks).to(self.device),
                 )
             )
         return spans
 
 
-def places(table: IntArray, start: int, count: int) -> IntArray:
-    """Where the positions start … start + count of a sequence lie in the pool."""
-    at = np.arange(start, start + count)
-    found: IntArray = table[at // PAGE] * PAGE + at % PAGE
-    return found
-
-
-def seen_places(table: IntArray, plan: Plan) -> IntArray:
-    """Places of the cached positions that the plan's window does not replace."""
-    before = places(table, 0, min(plan.cached, plan.start))
+def _prefix_slots(table: IntArray, plan: Plan) -> IntArray:
+    """The slot mapping of the cached positions outside the plan's window."""
+    before = slot_mapping(table, 0, min(plan.cached, plan.start))
     end = plan.start + plan.rows.shape[1]
-    return np.concatenate([before, places(table, end, max(0, plan.cached - end))])
+    return np.concatenate([before, slot_mapping(table, end, max(0, plan.cached - end))])

@@ -1,8 +1,7 @@
 """A batch: the rows of many plans on one flat token axis, laid out on the host.
 
-Token t of row r stands at `row_begin[r] + t`; rows follow one another without padding. Only
-attention needs to know about rows, and only the head about what is wanted: that is found when it is
-asked for, by when the device can be at the layers.
+Token t of row r is at `row_begin[r] + t`; rows follow one another without padding. Only attention
+reads the rows, and only the head reads `wanted`.
 """
 
 from __future__ import annotations
@@ -31,28 +30,28 @@ class Wanted(NamedTuple):
     counts: list[int]  # by plan
 
 
-class Outline(NamedTuple):
-    """Where T tokens stand in R rows, whichever tokens. Arrays are for reading only.
+class BatchMetadata(NamedTuple):
+    """Everything about T tokens in R rows but the tokens themselves. Arrays are int64, read-only.
 
-    The same object from round to round, as long as no window moves and no row comes or goes:
-    whoever has laid it out has nothing to do again. Integers are int64.
+    Rounds share one object as long as no window moves and no row comes or goes, so a buffer that
+    was filled from this very object need not be filled again.
     """
 
     first_rows: list[int]  # by plan: its first row
-    inside: list[BoolArray | None]  # by plan: which of its cells are tokens; None: all
+    inside: list[BoolArray | None]  # by plan: which of its cells are tokens; None: all, no mask
     positions: IntArray  # [T] absolute
-    blocks: IntArray  # [T] a token sees those of its row whose block is not larger
+    blocks: IntArray  # [T] a token attends to those of its row whose block is not larger
     row_begin: IntArray  # [R] first token of the row
     row_length: IntArray  # [R]
     row_start: IntArray  # [R] position of its first token
-    row_cached: IntArray  # [R] cached positions 0 … are seen, those that the row holds excepted
+    row_cached: IntArray  # [R] it attends to so many cached positions, less those in its window
     row_slot: IntArray  # [R]
 
 
 @dataclass(slots=True)
 class Batch:
     plans: list[tuple[int, Plan]]  # (slot, plan)
-    outline: Outline
+    metadata: BatchMetadata
     tokens: IntArray  # [T]
     is_wanted: BoolArray  # [T]
     shift: bool  # a hidden state predicts the position behind its own
@@ -64,43 +63,44 @@ class Batch:
 
     @property
     def wanted(self) -> Wanted:
+        """Computed when it is first read: by then the device is running the layers."""
         if self._wanted is None:
             self._wanted = self._find_wanted()
         return self._wanted
 
     def _find_wanted(self) -> Wanted:
-        outline = self.outline
+        metadata = self.metadata
         where = self.is_wanted.nonzero()[0]
         source = where
         if self.shift:
-            # The row before; what was remembered for a window's first position; position 0 its own.
+            # The token before; at a window's start the slot's carry; at position 0 itself.
             source = where - 1
-            edge = self.is_wanted[outline.row_begin].nonzero()[0]  # rows
+            edge = self.is_wanted[metadata.row_begin].nonzero()[0]  # rows
             if len(edge):
-                begin = outline.row_begin[edge]
-                remembered = -1 - outline.row_slot[edge]
-                carried = np.where(outline.row_start[edge] > 0, remembered, begin)
-                source[where.searchsorted(begin)] = carried
-        ends = [*outline.first_rows[1:], len(outline.row_begin)]
-        last = [int(outline.row_begin[end - 1] + outline.row_length[end - 1]) for end in ends]
+                begin = metadata.row_begin[edge]
+                carry = -1 - metadata.row_slot[edge]
+                first = np.where(metadata.row_start[edge] > 0, carry, begin)
+                source[where.searchsorted(begin)] = first
+        ends = [*metadata.first_rows[1:], len(metadata.row_begin)]
+        last = [int(metadata.row_begin[end - 1] + metadata.row_length[end - 1]) for end in ends]
         upto = [0, *where.searchsorted(last).tolist()]
         counts = [b - a for a, b in itertools.pairwise(upto)]
         rounds = np.array([plan.index for _, plan in self.plans]).repeat(counts)
-        return Wanted(source, outline.positions[where], rounds, counts)
+        return Wanted(source, metadata.positions[where], rounds, counts)
 
 
 def make_batch(plans: Sequence[tuple[int, Plan]], shift: bool) -> Batch:
-    """A few calls for all plans together: this is on the way of every round."""
-    outline = _outline(tuple(_shape(slot, plan) for slot, plan in plans))
+    """A few numpy calls for all plans together: the device is idle meanwhile, every round."""
+    metadata = _metadata(tuple(_shape(slot, plan) for slot, plan in plans))
     tokens, wanted = [], []
-    for (_, plan), inside in zip(plans, outline.inside, strict=True):
+    for (_, plan), inside in zip(plans, metadata.inside, strict=True):
         tokens.append(plan.rows.reshape(-1) if inside is None else plan.rows[inside])
         wanted.append(plan.wanted.reshape(-1) if inside is None else plan.wanted[inside])
-    return Batch(list(plans), outline, _joined(tokens), _joined(wanted), shift)
+    return Batch(list(plans), metadata, _joined(tokens), _joined(wanted), shift)
 
 
 class _Shape(NamedTuple):
-    """What a plan has to do with an outline."""
+    """What of a plan goes into the metadata. Hashable: arrays are kept as their bytes."""
 
     slot: int
     start: int
@@ -115,8 +115,8 @@ def _shape(slot: int, plan: Plan) -> _Shape:
     return _Shape(slot, plan.start, plan.cached, plan.rows.shape[1], plan.row_ends.tobytes(), ids)
 
 
-@lru_cache(maxsize=64)
-def _outline(shapes: tuple[_Shape, ...]) -> Outline:
+@lru_cache(maxsize=64)  # most rounds differ from the one before in their tokens alone
+def _metadata(shapes: tuple[_Shape, ...]) -> BatchMetadata:
     ends = [np.frombuffer(shape.row_ends, np.int64) for shape in shapes]
     counts = [len(of_plan) for of_plan in ends]
     by_plan = np.array([(shape.start, shape.cached, shape.slot) for shape in shapes], np.int64)
@@ -140,8 +140,9 @@ def _outline(shapes: tuple[_Shape, ...]) -> Outline:
     arrays = positions, blocks, row_begin, row_length, row_start, row_cached, row_slot
     for array in arrays:
         array.flags.writeable = False
-    return Outline([0, *itertools.accumulate(counts[:-1])], all_inside, *arrays)
+    return BatchMetadata([0, *itertools.accumulate(counts[:-1])], all_inside, *arrays)
 
 
 def _joined(arrays: list[npt.NDArray[_T]]) -> npt.NDArray[_T]:
+    """Without a copy where there is one plan, the usual case."""
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

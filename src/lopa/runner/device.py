@@ -18,7 +18,7 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
-_MOST_SEQUENCES = 64  # of full length that the cache has room for when memory is plenty
+_MOST_SEQUENCES = 64  # of full length, in the default cache when memory is plenty
 
 
 def available_devices() -> list[str]:
@@ -58,10 +58,10 @@ def choose_dtype(name: str, checkpoint: str) -> torch.dtype:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that can be had on the device now, where the system says."""
+    """Free memory of the device, where the system reports it."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:  # what can be had without swapping: unlike free memory, it counts files kept in memory
+    try:  # available without swapping: unlike free memory, it counts cached files
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         available = next(line for line in lines if line.startswith("MemAvailable:"))
         return int(available.split()[1]) * 1024
@@ -70,7 +70,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def check_fits(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
-    """Refuse a model that the device has no room for, before anything is loaded."""
+    """Refuse a model that does not fit the device, before anything is loaded."""
     free = free_bytes(device)
     wanted = config.parameters * dtype.itemsize
     if free is not None and wanted > free:
@@ -82,7 +82,7 @@ def check_fits(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
 
 
 def default_cache_tokens(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> int:
-    """On an accelerator most of what the weights have left; elsewhere a part, taken as used."""
+    """On a GPU most of what the weights leave free; elsewhere a part, committed as it is used."""
     free = free_bytes(device)
     share = 0.8 if device.type == "cuda" else 0.25
     wanted = _MOST_SEQUENCES * config.max_positions
@@ -91,8 +91,8 @@ def default_cache_tokens(config: ModelConfig, device: torch.device, dtype: torch
     return max(PAGE, min(wanted, int(share * free) // token_bytes(config, dtype)))
 
 
-def room_beside_cache(
+def memory_beside_cache(
     cache_tokens: int | None, config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> int:
-    """Bytes that a cache of so many tokens leaves; None: it will take what it finds."""
+    """Bytes that a cache of so many tokens leaves free; None: its size follows what is free."""
     return (free_bytes(device) or 0) - (cache_tokens or 0) * token_bytes(config, dtype)

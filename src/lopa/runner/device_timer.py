@@ -1,4 +1,4 @@
-"""A clock of the device's own: how long forwards take, and how long it waits in between."""
+"""CUDA events around forwards: how long each takes, and how long the device idles before it."""
 
 from __future__ import annotations
 
@@ -7,44 +7,46 @@ from typing import NamedTuple
 import torch
 
 
-class Lap(NamedTuple):
+class ForwardTime(NamedTuple):
     """Seconds of one forward."""
 
-    waited: float  # from the end of the one before to its beginning: for the host
+    waited: float  # idle time of the device since the forward before: it waits for the host
     forward: float
 
 
-class Clock:
-    """Of forwards that follow one another.
+class DeviceTimer:
+    """Times forwards that follow one another.
 
-    A lap is read when the forward behind it has begun: that takes the host's time, and nobody waits
-    for it then.
+    The events of a forward are read when the next one has been launched: reading them takes host
+    time, and the device is busy then.
     """
 
     def __init__(self) -> None:
-        # [began, ended] of the last three forwards, the latest at the end
-        self._marks = [[_mark(), _mark()] for _ in range(3)]
-        self._begun = 0
-        self._lap: Lap | None = None
+        # [start, stop] of the last three forwards, the latest last
+        self._events = [[_event(), _event()] for _ in range(3)]
+        self._forwards = 0
+        self._time: ForwardTime | None = None
 
-    def begin(self) -> None:
-        """Just before a forward is started; the one before has ended."""
-        self._begun += 1
-        self._marks.append(self._marks.pop(0))
-        self._marks[-1][0].record()
+    def start(self) -> None:
+        """Just before a forward is launched; the one before has ended."""
+        self._forwards += 1
+        self._events.append(self._events.pop(0))
+        self._events[-1][0].record()
 
-    def end(self) -> None:
-        """When all of it has been started."""
-        self._marks[-1][1].record()
-        if self._begun > 2:
-            (_, last), (began, ended), _ = self._marks
-            self._lap = Lap(last.elapsed_time(began) / 1e3, began.elapsed_time(ended) / 1e3)
+    def stop(self) -> None:
+        """When all of it has been launched."""
+        self._events[-1][1].record()
+        if self._forwards > 2:
+            (_, before), (start, stop), _ = self._events
+            self._time = ForwardTime(
+                before.elapsed_time(start) / 1e3, start.elapsed_time(stop) / 1e3
+            )
 
-    def take(self) -> Lap | None:
-        """Of the forward before the one that was begun last; None: there is none, or no more."""
-        lap, self._lap = self._lap, None
-        return lap
+    def take(self) -> ForwardTime | None:
+        """Of the forward before the last one launched; None if it was taken or there is none."""
+        time, self._time = self._time, None
+        return time
 
 
-def _mark() -> torch.cuda.Event:
+def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -1,8 +1,9 @@
-"""The layout of a batch as integers: the buffers that a step on fused kernels reads.
+"""The inputs of a forward as integer buffers, which CUDA graphs read.
 
-There are two, one for the layers and one for the head, each cut into the same arrays on the host
-and on the device. Their sizes are rounded up, so that few graphs do for all batches; what is
-rounded up is padding that no tile of the attention covers and no statistic is read from.
+There are two buffers, one for the layers and one for the head. Each is split into the same arrays
+on the host and on the device, so one copy moves all of them. Sizes are rounded up, so that few
+graphs serve all batches. The rest is padding: no attention tile covers it and no statistic is read
+from it.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from torch import Tensor
 from lopa.config import DecodeConfig
 from lopa.kernels.triton.attention import TILE, Rows, most_tiles
 from lopa.kernels.triton.confidence import RANKINGS
-from lopa.kernels.triton.kv_write import Moves
-from lopa.runner.batch import Batch, Outline
+from lopa.kernels.triton.kv_write import PendingKVWrites
+from lopa.runner.batch import Batch, BatchMetadata
 from lopa.types import IntArray
 
-MOVES, CARRIES = 64, 16  # that a round has room for: two blocks of 32, and some slots
+WRITES, CARRIES = 64, 16  # at most so many pending ones in a graph: two blocks of 32, some slots
 
 _A = TypeVar("_A")
 
 
-class BodySizes(NamedTuple):
-    """What the layers are laid out for: at most so many of each."""
+class LayerSizes(NamedTuple):
+    """At most so many of each in the inputs of the layers."""
 
     tokens: int
     rows: int
@@ -36,14 +37,12 @@ class BodySizes(NamedTuple):
 
 
 class HeadSizes(NamedTuple):
-    """What the head is laid out for."""
-
-    wanted: int  # positions
-    drawing: bool  # whether the token of any of them is drawn
+    wanted: int  # at most so many positions
+    sampling: bool  # whether any of their tokens is sampled
 
 
-class Body(NamedTuple, Generic[_A]):
-    """int32 each; see Outline and Rows for what they mean."""
+class LayerInputs(NamedTuple, Generic[_A]):
+    """int32 each; BatchMetadata and Rows say what they mean."""
 
     tokens: _A  # [T]
     positions: _A
@@ -55,143 +54,175 @@ class Body(NamedTuple, Generic[_A]):
     start: _A
     cached: _A
     slot: _A
-    # What is settled first: see `lopa.kernels.triton.kv_write.Moves`
-    moved: _A  # [MOVES]
-    moved_to: _A
-    carried: _A  # [CARRIES]
-    carried_to: _A
+    # The fields of PendingKVWrites, which are written before the layers run
+    write_source: _A  # [WRITES]
+    slot_mapping: _A
+    carry_source: _A  # [CARRIES]
+    carry_slot: _A
 
 
-class Head(NamedTuple, Generic[_A]):
+class HeadInputs(NamedTuple, Generic[_A]):
     settings: _A  # [N, 4] int64: position, round, seed, ranking; ranking −1: padding
     wanted_from: _A  # [N] int32
     temperature: _A  # [N] fp32
 
 
-def body_sizes(batch: Batch, group: int) -> BodySizes:
-    return rounded_body(batch.size, len(batch.outline.row_begin), group)
+def layer_sizes(batch: Batch, group: int) -> LayerSizes:
+    return round_layers(batch.size, len(batch.metadata.row_begin), group)
 
 
-@lru_cache(maxsize=1024)
-def rounded_body(tokens: int, rows: int, group: int) -> BodySizes:
+@lru_cache(maxsize=1024)  # looked up before every launch
+def round_layers(tokens: int, rows: int, group: int) -> LayerSizes:
     tokens = round_up(tokens)
     rows = next(size for size in (16, 64, 256, tokens + 256) if rows <= size)
-    return BodySizes(tokens, rows, most_tiles(tokens, rows, group))
+    return LayerSizes(tokens, rows, most_tiles(tokens, rows, group))
 
 
-def head_sizes(batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes:
-    drawing = any(config.temperature > 0 for config in configs)
-    return HeadSizes(rounded_head(len(batch.wanted.source)), drawing)
+def head_sizes(batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes | None:
+    """None where nothing is wanted, or the confidence kernel lacks a setting."""
+    wanted = len(batch.wanted.source)
+    if not wanted or any(c.top_p != 1 or c.top_k or c.needs_fp64 for c in configs):
+        return None
+    return HeadSizes(round_head(wanted), any(c.temperature > 0 for c in configs))
 
 
 def round_up(count: int, *, finely: int = 256) -> int:
-    """finely: up to here in small steps."""
+    """finely: in small steps up to this count."""
     step = 32 if count <= finely else 64 if count <= 1024 else 256
     return max(32, -(-count // step) * step)
 
 
-def rounded_head(wanted: int) -> int:
-    """The head is short to capture and long to run, so it has more sizes than the layers."""
+def round_head(wanted: int) -> int:
+    """The head is quick to capture and slow to run, so it has more sizes than the layers."""
     return round_up(wanted, finely=512)
 
 
-def body_buffer(sizes: BodySizes, *, pinned: bool = False) -> Tensor:
-    """Nothing in it yet: no tile is in use, and nothing to be settled."""
+def layer_buffer(sizes: LayerSizes, *, pinned: bool = False) -> Tensor:
+    """On the host, empty: no tile is in use and no write is pending."""
     buffer = torch.zeros(sum(_lengths(sizes)), dtype=torch.int32, pin_memory=pinned)
-    body = cut_body(buffer, sizes)
-    for part in (body.tile_row, body.moved, body.carried):
+    inputs = split_layers(buffer, sizes)
+    for part in (inputs.tile_row, inputs.write_source, inputs.carry_source):
         part.fill_(-1)
     return buffer
 
 
 def head_buffer(sizes: HeadSizes, *, pinned: bool = False) -> Tensor:
     buffer = torch.zeros(10 * sizes.wanted, dtype=torch.int32, pin_memory=pinned)
-    cut_head(buffer, sizes).settings[:, 3] = -1
+    split_head(buffer, sizes).settings[:, 3] = -1
     return buffer
 
 
-def cut_body(buffer: Tensor, sizes: BodySizes) -> Body[Tensor]:
-    return Body(*torch.split(buffer, _lengths(sizes)))
+def split_layers(buffer: Tensor, sizes: LayerSizes) -> LayerInputs[Tensor]:
+    return LayerInputs(*torch.split(buffer, _lengths(sizes)))
 
 
-def cut_head(buffer: Tensor, sizes: HeadSizes) -> Head[Tensor]:
-    """The settings first, so that they are aligned."""
+def split_head(buffer: Tensor, sizes: HeadSizes) -> HeadInputs[Tensor]:
+    """The settings first: they are int64 and have to be aligned."""
     count = sizes.wanted
     settings, wanted_from, temperature = torch.split(buffer, [8 * count, count, count])
-    return Head(
+    return HeadInputs(
         settings.view(torch.int64).view(-1, 4), wanted_from, temperature.view(torch.float32)
     )
 
 
-class BodyArrays:
-    """The same cuts of a buffer on the host, in which there is nothing yet."""
+class HostLayerInputs:
+    """The inputs of the layers in an empty buffer on the host, as numpy arrays."""
 
-    def __init__(self, buffer: Tensor, sizes: BodySizes) -> None:
-        self.arrays: Body[IntArray] = Body(*(part.numpy() for part in cut_body(buffer, sizes)))
-        # What they tell, besides tokens
-        self.outline: Outline | None = None
-        self.has_moves = False
+    def __init__(self, buffer: Tensor, sizes: LayerSizes) -> None:
+        self.arrays: LayerInputs[IntArray] = LayerInputs(
+            *(part.numpy() for part in split_layers(buffer, sizes))
+        )
+        # What the arrays hold, besides tokens
+        self.metadata: BatchMetadata | None = None
+        self.has_writes = False
 
-    def fill(self, batch: Batch, moves: Moves[IntArray] | None, group: int) -> None:
-        """Only with what has changed, since the device waits for it; moves None: none to settle.
+    def fill(self, batch: Batch, writes: PendingKVWrites[IntArray] | None, group: int) -> None:
+        """Only what has changed, since the device waits for it; writes None: none is pending.
 
-        What is about to be written is forgotten first: it may be interrupted.
+        The note of what the arrays hold is cleared before they are written: an interrupt
+        (Ctrl-C) may leave them half-written.
         """
         self.arrays.tokens[: batch.size] = batch.tokens
-        if self.outline is not batch.outline:
-            self.outline = None
-            fill_outline(self.arrays, batch.outline, group)
-            self.outline = batch.outline
-        if moves is not None or self.has_moves:
-            self.has_moves = True
-            fill_moves(self.arrays, moves or _NO_MOVES)
-            self.has_moves = moves is not None
+        if self.metadata is not batch.metadata:
+            self.metadata = None
+            fill_metadata(self.arrays, batch.metadata, group)
+            self.metadata = batch.metadata
+        if writes is not None or self.has_writes:
+            self.has_writes = True
+            fill_writes(self.arrays, writes or _NO_WRITES)
+            self.has_writes = writes is not None
 
 
-def head_arrays(buffer: Tensor, sizes: HeadSizes) -> Head[IntArray]:
-    return Head(*(part.numpy() for part in cut_head(buffer, sizes)))
+def head_arrays(buffer: Tensor, sizes: HeadSizes) -> HeadInputs[IntArray]:
+    return HeadInputs(*(part.numpy() for part in split_head(buffer, sizes)))
 
 
-def rows_of(body: Body[Tensor], table: Tensor) -> Rows:
-    of_rows = body.begin, body.length, body.start, body.cached, body.slot
-    return Rows(body.tile_row, body.tile_at, *of_rows, body.blocks, table)
+def layers_on(device: torch.device, batch: Batch, group: int) -> LayerInputs[Tensor]:
+    """For a forward without graphs."""
+    sizes = layer_sizes(batch, group)
+    on_host = layer_buffer(sizes)
+    HostLayerInputs(on_host, sizes).fill(batch, None, group)
+    return split_layers(on_host.to(device), sizes)
 
 
-def moves_of(body: Body[Tensor]) -> Moves[Tensor]:
-    return Moves(body.moved, body.moved_to, body.carried, body.carried_to)
+def head_on(
+    device: torch.device, batch: Batch, configs: Sequence[DecodeConfig], sizes: HeadSizes
+) -> HeadInputs[Tensor]:
+    """For a forward without graphs."""
+    on_host = head_buffer(sizes)
+    fill_head(head_arrays(on_host, sizes), batch, configs)
+    return split_head(on_host.to(device), sizes)
 
 
-def fill_moves(to: Body[IntArray], moves: Moves[IntArray]) -> None:
-    source, place, carried, slot = moves
-    to.moved[: len(source)] = source
-    to.moved[len(source) :] = -1
-    to.moved_to[: len(source)] = place
-    to.carried[: len(carried)] = carried
-    to.carried[len(carried) :] = -1
-    to.carried_to[: len(carried)] = slot
+def writes_on(device: torch.device, writes: PendingKVWrites[IntArray]) -> PendingKVWrites[Tensor]:
+    """In multiples of 16, as in a graph: Triton compiles another kernel for other lengths."""
+    lengths = [max(1, -(-len(part) // 16)) * 16 for part in writes]
+    on_host = torch.full((sum(lengths),), -1, dtype=torch.int32)
+    for to, part in zip(torch.split(on_host, lengths), writes, strict=True):
+        to[: len(part)] = torch.from_numpy(part)
+    return PendingKVWrites(*torch.split(on_host.to(device), lengths))
 
 
-_NO_MOVES = Moves(*np.zeros((4, 0), np.int64))
+def attention_rows(inputs: LayerInputs[Tensor], table: Tensor) -> Rows:
+    rows = inputs.begin, inputs.length, inputs.start, inputs.cached, inputs.slot
+    return Rows(inputs.tile_row, inputs.tile_at, *rows, inputs.blocks, table)
 
 
-def fill_outline(to: Body[IntArray], outline: Outline, group: int) -> None:
-    """Behind what is put there, an earlier batch may be left: only unused tiles have to say so."""
-    tokens, rows = len(outline.positions), len(outline.row_begin)
-    to.positions[:tokens] = outline.positions
-    to.blocks[:tokens] = outline.blocks
-    to.begin[:rows] = outline.row_begin
-    to.length[:rows] = outline.row_length
-    to.start[:rows] = outline.row_start
-    to.cached[:rows] = outline.row_cached
-    to.slot[:rows] = outline.row_slot
-    row, at = _tiles(outline.row_length.tobytes(), group)
+def pending_writes(inputs: LayerInputs[Tensor]) -> PendingKVWrites[Tensor]:
+    return PendingKVWrites(*inputs[-4:])
+
+
+def fill_writes(to: LayerInputs[IntArray], writes: PendingKVWrites[IntArray]) -> None:
+    source, slot_mapping, carry_source, carry_slot = writes
+    to.write_source[: len(source)] = source
+    to.write_source[len(source) :] = -1
+    to.slot_mapping[: len(source)] = slot_mapping
+    to.carry_source[: len(carry_source)] = carry_source
+    to.carry_source[len(carry_source) :] = -1
+    to.carry_slot[: len(carry_source)] = carry_slot
+
+
+_NO_WRITES = PendingKVWrites(*np.zeros((4, 0), np.int64))
+
+
+def fill_metadata(to: LayerInputs[IntArray], metadata: BatchMetadata, group: int) -> None:
+    """An earlier batch may be left behind what is written: only unused tiles have to be marked."""
+    tokens, rows = len(metadata.positions), len(metadata.row_begin)
+    to.positions[:tokens] = metadata.positions
+    to.blocks[:tokens] = metadata.blocks
+    to.begin[:rows] = metadata.row_begin
+    to.length[:rows] = metadata.row_length
+    to.start[:rows] = metadata.row_start
+    to.cached[:rows] = metadata.row_cached
+    to.slot[:rows] = metadata.row_slot
+    row, at = _tiles(metadata.row_length.tobytes(), group)
     to.tile_row[: len(row)] = row
     to.tile_row[len(row) :] = -1
     to.tile_at[: len(row)] = at
 
 
-def fill_head(to: Head[IntArray], batch: Batch, configs: Sequence[DecodeConfig]) -> None:
-    """The same: only the settings of positions that are not wanted have to say so."""
+def fill_head(to: HeadInputs[IntArray], batch: Batch, configs: Sequence[DecodeConfig]) -> None:
+    """As above, only the settings of unused positions have to be marked."""
     wanted = batch.wanted
     count = len(wanted.source)
     to.wanted_from[:count] = wanted.source
@@ -205,14 +236,14 @@ def fill_head(to: Head[IntArray], batch: Batch, configs: Sequence[DecodeConfig])
         to.temperature[here] = config.temperature
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256)  # keyed by bytes, as arrays have no hash; lengths recur when windows move
 def _tiles(row_lengths: bytes, group: int) -> tuple[IntArray, IntArray]:
-    """The row of each tile of attention, and its first folded query."""
+    """The row of each attention tile, and its first folded query."""
     tiles = -(-np.frombuffer(row_lengths, np.int64) * group // TILE)  # [R]
     row = np.repeat(np.arange(len(tiles)), tiles)
     first = np.cumsum(tiles) - tiles
     return row, (np.arange(len(row)) - first[row]) * TILE
 
 
-def _lengths(sizes: BodySizes) -> list[int]:
-    return [sizes.tokens] * 3 + [sizes.tiles] * 2 + [sizes.rows] * 5 + [MOVES] * 2 + [CARRIES] * 2
+def _lengths(sizes: LayerSizes) -> list[int]:
+    return [sizes.tokens] * 3 + [sizes.tiles] * 2 + [sizes.rows] * 5 + [WRITES] * 2 + [CARRIES] * 2

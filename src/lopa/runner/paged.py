@@ -1,7 +1,7 @@
 """The runner in use: flat batches over a paged cache.
 
-This is the host's side: who holds which pages, which prefixes are shared, which rows are staged.
-The device's side is a `Step`.
+This is the host's side: which slot has which pages, which prefixes are shared, which rows are
+staged. The device's side is a backend.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from lopa.config import DecodeConfig
 from lopa.models.transformer import Transformer
-from lopa.runner.backend_torch import Found, Step, places
+from lopa.runner.backend_torch import Found, TorchBackend
 from lopa.runner.base import Deferred, InFlight, Plans, check_capacity, make_stats
 from lopa.runner.batch import Batch, make_batch
-from lopa.runner.kv_cache import PAGE, Pages, pages_for
-from lopa.runner.prefix_cache import Entry, Prefixes
+from lopa.runner.kv_cache import PAGE, KVCache, pages_for, slot_mapping
+from lopa.runner.prefix_cache import Entry, PrefixCache
 from lopa.types import IntArray, Plan, Stats
 
 PREFILL_TOKENS = 2048  # what a long prompt may add to a round: tokens · share of the layers
@@ -52,7 +52,7 @@ class _Launched:
     def __init__(self, runner: PagedRunner, plans: Plans) -> None:
         self.runner, self.plans = runner, plans
         self.batch = make_batch(plans, runner.config.shift)
-        runner.step.begin(self.batch, *runner._of_slots(plans))
+        self.forward = runner.backend.launch(self.batch, *runner._of_slots(plans))
 
     def wait(self) -> list[Stats | None]:
         runner = self.runner
@@ -60,7 +60,7 @@ class _Launched:
             return runner.forward(self.plans)
         for slot, plan in self.plans:
             runner._slots[slot].plan = plan
-        found = runner._pieces(self.batch, runner.step.finish())
+        found = runner._pieces(self.batch, self.forward.wait())
         return [_stats(found[slot]) for slot, _ in self.plans]
 
 
@@ -72,35 +72,35 @@ class PagedRunner:
         *,
         reuse: Reuse = "exact",
         prefill_tokens: int = PREFILL_TOKENS,
-        step: Callable[[Transformer, Pages], Step] = Step,
-        warmup: int = 0,  # get ready for rounds of up to so many tokens
+        backend: Callable[[Transformer, KVCache], TorchBackend] = TorchBackend,
+        warmup: int = 0,  # prepare for rounds of up to so many tokens
     ) -> None:
         self.model = model
         self.config = model.config
         parameter = next(model.parameters())
-        self.pages = Pages(model.config, parameter.device, parameter.dtype, cache_tokens)
-        self.prefixes = Prefixes(self.pages)
+        self.kv_cache = KVCache(model.config, parameter.device, parameter.dtype, cache_tokens)
+        self.prefix_cache = PrefixCache(self.kv_cache)
         self.reuse = reuse
         self.prefill_tokens = prefill_tokens
-        self.step = step(model, self.pages)
+        self.backend = backend(model, self.kv_cache)
         self._slots: dict[int, _Slot] = {}
         self._free: list[int] = []
         self._latest: _Launched | None = None  # whose staged rows the backend holds
         if warmup:
-            self.step.warm_up(warmup)
+            self.backend.warm_up(warmup)
 
     @property
     def is_async(self) -> bool:
-        return self.step.works_alone
+        return self.backend.is_async
 
     @property
     def capacity(self) -> int:
-        """Tokens of an empty cache."""
-        return self.pages.count * PAGE
+        """Tokens of the whole cache."""
+        return self.kv_cache.total_pages * PAGE
 
     @property
     def kv_pages(self) -> tuple[int, int]:
-        return self.pages.used, self.pages.count
+        return self.kv_cache.used_pages, self.kv_cache.total_pages
 
     # -- slots --------------------------------------------------------------------------------
 
@@ -112,42 +112,42 @@ class PagedRunner:
         grain = self._grain(config) if prompt else None
         whole, chain = None, []
         if grain == "whole":
-            whole = self.prefixes.find_whole(prompt)
+            whole = self.prefix_cache.find_whole(prompt)
             if (
                 whole is not None
                 and whole.length % PAGE
-                and pages_for(capacity) == self.pages.count
+                and pages_for(capacity) == self.kv_cache.total_pages
             ):
-                whole = None  # its last page is copied: there is no room for both
+                whole = None  # its last page is copied, and both do not fit
         elif grain == "pages":
             # A shifted model needs the row before its first mask: leave it the last token.
             limit = len(prompt) - 1 if self.config.shift else len(prompt)
-            chain = self.prefixes.find_pages(prompt, limit)
+            chain = self.prefix_cache.find_pages(prompt, limit)
         shared = [page for entry in chain for page in entry.pages]
         tail = None
         if whole is not None:
             full = whole.length // PAGE
             shared, tail = whole.pages[:full], whole.pages[full:]
-        self.pages.share([*shared, *(tail or [])])  # so that making room cannot take them
+        self.kv_cache.incref([*shared, *(tail or [])])  # before evict, which may not free them
         wanted = pages_for(capacity) - len(shared)
-        self.prefixes.make_room(wanted)
-        own = self.pages.take(wanted)
+        self.prefix_cache.evict(wanted)
+        own = self.kv_cache.alloc(wanted)
         if own is None:
-            self.pages.give([*shared, *(tail or [])])
+            self.kv_cache.free([*shared, *(tail or [])])
             return None
         number = self._free.pop() if self._free else len(self._slots)
         pages = [*shared, *own]
         slot = _Slot(config, pages, np.array(pages, np.int64), prompt, grain, chain=chain)
         self._slots[number] = slot
-        self.step.open(number, pages)
+        self.backend.open(number, pages)
         if whole is not None:
             slot.reused = whole.length
             slot.carry_position = whole.length - 1
             if tail:
-                self.step.copy(tail[0], own[0])
-                self.pages.give(tail)
+                self.backend.copy(tail[0], own[0])
+                self.kv_cache.free(tail)
             if whole.carry is not None:
-                self.step.carry[number] = whole.carry
+                self.backend.carry[number] = whole.carry
         elif chain:
             slot.reused = chain[-1].length
             slot.known = list(prompt[: slot.reused])
@@ -157,7 +157,7 @@ class PagedRunner:
         return self._slots[slot].reused
 
     def close(self, slot: int) -> None:
-        self.pages.give(self._slots.pop(slot).pages)
+        self.kv_cache.free(self._slots.pop(slot).pages)
         self._free.append(slot)
 
     def _grain(self, config: DecodeConfig) -> Literal["whole", "pages"] | None:
@@ -199,12 +199,14 @@ class PagedRunner:
             elif state.prefill is None:
                 batch = make_batch([(slot, plan)], self.config.shift)
                 share = self.config.layers * self.prefill_tokens // batch.size
-                state.prefill = self.step.prefill(batch, state.table, state.config, max(1, share))
+                state.prefill = self.backend.prefill(
+                    batch, state.table, state.config, max(1, share)
+                )
         # One long prompt at a time, the one that came first.
         long = next((s for s in self._slots.values() if s.prefill is not None), None)
         if short:
             batch = make_batch(short, self.config.shift)
-            found |= self._pieces(batch, self.step.forward(batch, *self._of_slots(short)))
+            found |= self._pieces(batch, self.backend.forward(batch, *self._of_slots(short)))
         for slot, _ in plans:
             state = self._slots[slot]
             if state is long and state.prefill is not None:
@@ -223,12 +225,12 @@ class PagedRunner:
         token, max_prob, ranking = found
         pieces: dict[int, Found | None] = {}
         end = 0
-        outline = batch.outline
-        counts = zip(batch.plans, outline.first_rows, batch.wanted.counts, strict=True)
+        metadata = batch.metadata
+        counts = zip(batch.plans, metadata.first_rows, batch.wanted.counts, strict=True)
         for (slot, plan), row, count in counts:
             here = slice(end, end := end + count)
             pieces[slot] = token[here], max_prob[here], ranking[here]
-            self._slots[slot].begins = outline.row_begin[row : row + len(plan.rows)]
+            self._slots[slot].begins = metadata.row_begin[row : row + len(plan.rows)]
         return pieces
 
     def _check_carry(self, state: _Slot, plan: Plan) -> None:
@@ -238,7 +240,7 @@ class PagedRunner:
             raise RuntimeError(f"no logits remembered for position {plan.start}")
 
     def commit(self, winners: Sequence[tuple[int, int]]) -> None:
-        source, place, carries = [], [], []
+        source, slots, carries = [], [], []
         for number, winner in winners:
             slot = self._slots[number]
             plan = slot.plan
@@ -247,19 +249,19 @@ class PagedRunner:
             if plan.commit and slot.begins is not None:
                 begin = int(slot.begins[winner])
                 source.append(np.arange(begin, begin + plan.commit))
-                place.append(places(slot.table, plan.start, plan.commit))
+                slots.append(slot_mapping(slot.table, plan.start, plan.commit))
                 carries.append((begin + plan.commit - 1, number))
         if source:
             with torch.inference_mode():
-                self.step.commit(np.concatenate(source), np.concatenate(place), carries)
+                self.backend.commit(np.concatenate(source), np.concatenate(slots), carries)
         for number, winner in winners:
             self._committed(number, self._slots[number], winner)
 
     def staging(self, tokens: int) -> Tensor:
         """An unwritten buffer of the size that `staged` gives for so many tokens."""
-        config, pool = self.config, self.pages.keys
+        config, keys = self.config, self.kv_cache.keys
         size = 2 * tokens * config.layers * config.kv_heads * config.head_dim + config.hidden_size
-        return torch.empty(size, device=pool.device, dtype=pool.dtype)
+        return torch.empty(size, device=keys.device, dtype=keys.dtype)
 
     @torch.inference_mode()
     def staged(self, slot: int, row: int) -> Tensor:
@@ -267,14 +269,14 @@ class PagedRunner:
         state = self._slots[slot]
         if state.plan is None or state.begins is None:
             raise RuntimeError(f"slot {slot} has nothing staged")
-        return self.step.staged(int(state.begins[row]), state.plan.commit)
+        return self.backend.staged(int(state.begins[row]), state.plan.commit)
 
     @torch.inference_mode()
     def install(self, slot: int, plan: Plan, row: int, buffer: Tensor) -> None:
         """Commit what another runner's `staged` gave for that row of the plan."""
         state = self._slots[slot]
         state.plan = plan
-        self.step.install(slot, places(state.table, plan.start, plan.commit), buffer)
+        self.backend.install(slot, slot_mapping(state.table, plan.start, plan.commit), buffer)
         self._committed(slot, state, row)
 
     def _committed(self, number: int, slot: _Slot, winner: int) -> None:
@@ -285,17 +287,17 @@ class PagedRunner:
         slot.carry_position = plan.start + plan.commit - 1
         if slot.grain == "whole":
             if plan.start == 0 and plan.commit == len(slot.prompt):
-                self.step.settle()
-                carry = self.step.carry[number].clone() if self.config.shift else None
+                self.backend.flush()
+                carry = self.backend.carry[number].clone() if self.config.shift else None
                 pages = slot.pages[: pages_for(len(slot.prompt))]
-                self.prefixes.add_whole(slot.prompt, pages, carry)
+                self.prefix_cache.add_whole(slot.prompt, pages, carry)
         elif slot.grain == "pages":
             slot.known += plan.rows[winner, : plan.commit].tolist()
             while (end := PAGE * (len(slot.chain) + 1)) <= len(slot.known):
                 before = slot.chain[-1] if slot.chain else None
                 page = slot.pages[len(slot.chain)]
                 tokens = slot.known[end - PAGE : end]
-                slot.chain.append(self.prefixes.add_page(before, tokens, page))
+                slot.chain.append(self.prefix_cache.add_page(before, tokens, page))
 
 
 def _stats(found: Found | None) -> Stats | None:

@@ -1,10 +1,10 @@
-"""Prefixes that requests may share: keys and values kept after their first owner is gone.
+"""The prefix cache: keys and values of prompts, kept after the request that computed them.
 
-`pages` grain: a chain of full pages, each known by its tokens and by what came before it; right
-where a token's keys do not depend on later blocks (block-causal models), an approximation under
-full attention. `whole` grain: one prompt from end to end, for models whose prompt is a single block
-in which everything sees everything. Entries hold their pages until room is needed; the least
-recently used go first.
+Two grains. `pages`: a chain of full pages, each keyed by its tokens and the page before it. This is
+exact where a token's keys do not depend on later blocks (block-causal models), and an approximation
+under full attention. `whole`: one prompt from end to end, for models whose prompt is a single block
+in which every token sees every other. Entries keep their pages until `evict` needs them, the least
+recently used first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from lopa.runner.kv_cache import PAGE, Pages
+from lopa.runner.kv_cache import PAGE, KVCache
 
 Key = tuple[int, bytes]  # the entry before it (−1: none; −2: a whole prompt), and its tokens
 _ROOT, _WHOLE = -1, -2
@@ -32,17 +32,17 @@ class Entry:
     children: int = 0
 
 
-class Prefixes:
-    def __init__(self, pages: Pages) -> None:
-        self.pages = pages
+class PrefixCache:
+    def __init__(self, kv_cache: KVCache) -> None:
+        self.kv_cache = kv_cache
         self._entries: OrderedDict[Key, Entry] = OrderedDict()  # least recently used first
-        self._made = 0
+        self._added = 0  # entries so far, evicted ones included
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def find_whole(self, prompt: Sequence[int]) -> Entry | None:
-        return self._use((_WHOLE, _bytes(prompt)))
+        return self._find((_WHOLE, _bytes(prompt)))
 
     def add_whole(self, prompt: Sequence[int], pages: Sequence[int], carry: Tensor | None) -> None:
         key = (_WHOLE, _bytes(prompt))
@@ -50,38 +50,38 @@ class Prefixes:
             self._add(key, list(pages), len(prompt), carry, None)
 
     def find_pages(self, prompt: Sequence[int], limit: int) -> list[Entry]:
-        """The longest known chain of full pages at the beginning, at most `limit` tokens."""
+        """The longest cached chain of full pages at the beginning, at most `limit` tokens."""
         chain: list[Entry] = []
         while (end := PAGE * (len(chain) + 1)) <= limit:
             before = chain[-1].number if chain else _ROOT
-            entry = self._use((before, _bytes(prompt[end - PAGE : end])))
+            entry = self._find((before, _bytes(prompt[end - PAGE : end])))
             if entry is None:
                 break
             chain.append(entry)
         return chain
 
     def add_page(self, parent: Entry | None, tokens: Sequence[int], page: int) -> Entry:
-        """The page behind `parent` in a chain; the one that is known already, if there is one."""
+        """The entry behind `parent` in a chain; an existing one if these tokens are cached."""
         key = (_ROOT if parent is None else parent.number, _bytes(tokens))
-        known = self._use(key)
+        cached = self._find(key)
         length = PAGE + (0 if parent is None else parent.length)
-        return known or self._add(key, [page], length, None, parent)
+        return cached or self._add(key, [page], length, None, parent)
 
-    def make_room(self, count: int) -> None:
-        """Let go of entries until `count` pages are free, or none is left to let go."""
-        while self.pages.free < count:
+    def evict(self, count: int) -> None:
+        """Drop entries until `count` pages are free, or no entry is left to drop."""
+        while self.kv_cache.free_pages < count:
             key = next((k for k, e in self._entries.items() if not e.children), None)
             if key is None:
                 return
             entry = self._entries.pop(key)
             if entry.parent is not None:
                 entry.parent.children -= 1
-            self.pages.give(entry.pages)
+            self.kv_cache.free(entry.pages)
 
     def clear(self) -> None:
-        self.make_room(self.pages.count + 1)
+        self.evict(self.kv_cache.total_pages + 1)
 
-    def _use(self, key: Key) -> Entry | None:
+    def _find(self, key: Key) -> Entry | None:
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
@@ -90,9 +90,9 @@ class Prefixes:
     def _add(
         self, key: Key, pages: list[int], length: int, carry: Tensor | None, parent: Entry | None
     ) -> Entry:
-        self.pages.share(pages)
-        self._made += 1
-        entry = Entry(self._made, pages, length, carry, parent)
+        self.kv_cache.incref(pages)
+        self._added += 1
+        entry = Entry(self._added, pages, length, carry, parent)
         if parent is not None:
             parent.children += 1
         self._entries[key] = entry

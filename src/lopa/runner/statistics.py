@@ -1,9 +1,9 @@
 """From logits to what a decoder needs: a token, its probability, a ranking confidence.
 
 Everything in fp32 or better. The mask token is never predicted, but it keeps its share of the
-softmax, so confidences are those of the published loops. Draws come from a counter-based generator
-keyed by (seed, round, position, token id): they do not depend on the batch, the branch, the rank or
-the device, and every rank of a group draws the same.
+softmax, so confidences are those of the published loops. Sampling uses a counter-based generator
+keyed by (seed, round, position, token id): it does not depend on the batch, the branch, the rank or
+the device, and every rank of a group samples the same token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lopa.config import DecodeConfig
 
 ENTROPY_EPS = 1e-10  # as published: p · log(p + eps)
 
-# What `statistics` below is: from logits, positions, rounds, mask_id and config to three columns.
+# The signature of `statistics`: logits, positions, rounds, mask_id, config
 Statistics: TypeAlias = Callable[
     [Tensor, Tensor, Tensor, int, DecodeConfig], tuple[Tensor, Tensor, Tensor]
 ]
@@ -32,6 +32,7 @@ def statistics(
     config: DecodeConfig,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """token [N] int64, max_prob [N] and ranking [N] in fp32 or better."""
+    # Fast-dLLM is published with a softmax in fp64: at 1 − 1e-9, fp32 has only ties.
     logits = logits.double() if config.needs_fp64 else logits.float()
     if config.temperature > 0:
         unfiltered = logits = logits / config.temperature
@@ -75,7 +76,7 @@ def _keep_top(logits: Tensor, top_p: float, top_k: int) -> Tensor:
 
 
 def gumbel(positions: Tensor, rounds: Tensor, seed: int, ids: Tensor) -> Tensor:
-    """[N, ids] Gumbel noise: argmax of logits + noise is a draw from their softmax."""
+    """[N, ids] Gumbel noise: the argmax of logits + noise is a sample of their softmax."""
     row = _mix(_mix(positions * 0x9E3779B1 + rounds) ^ seed)
     bits = _mix(row[:, None] + ids[None, :] * 0x2545F4914F6CDD1D)
     uniform = ((bits >> 11) & ((1 << 52) - 1)).double().add_(0.5).mul_(2.0**-52)

@@ -1,4 +1,4 @@
-// What the kernels for Hopper have in common: types, and instructions that C++ has no words for.
+// What the kernels for Hopper share: types, and instructions that CUDA C++ lacks.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -30,7 +30,7 @@ __device__ __forceinline__ void await(u32 barrier, u32 parity) {
       : "memory");
 }
 
-// What wgmma is told of a matrix in a stage: its rows are 128 bytes, swizzled, eight to 1024 bytes.
+// The wgmma descriptor of a matrix in a stage: rows of 128 bytes, swizzled, 8 rows per 1024 bytes.
 __device__ __forceinline__ u64 described(u32 at) {
   return (u64)((at & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
 }

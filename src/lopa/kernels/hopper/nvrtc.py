@@ -1,7 +1,7 @@
-"""Kernels in CUDA: compiled at run time by NVRTC and launched through the driver, both by ctypes.
+"""CUDA kernels, compiled at run time by NVRTC and launched by the driver, both through ctypes.
 
-For instructions of Hopper that Triton does not make good use of. NVRTC comes with a torch for CUDA;
-`compiler` is None where it is missing after all.
+For instructions of Hopper that Triton makes little use of. torch for CUDA comes with NVRTC;
+`compiler` is None where it is missing nevertheless.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 ARCHITECTURE = "sm_90a"
-CAPABILITY = (9, 0)  # of devices that run it
+CAPABILITY = (9, 0)  # of the devices that run it
 
-# Of cuda.h
+# From cuda.h
 _REGISTERS, _MAX_DYNAMIC_SHARED = 4, 8  # attributes of a function
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _BFLOAT16, _NO_INTERLEAVE, _SWIZZLE_128, _L2_PROMOTION_256, _ZEROS_OUTSIDE = 9, 0, 3, 3, 0
@@ -28,14 +28,14 @@ _MOST_AXES, _LARGEST_BOX, _SWIZZLED = 5, 256, 128  # the last in bytes
 
 class Binary(NamedTuple):
     code: bytes  # a cubin
-    log: str  # what the compiler said, with registers and spills
+    log: str  # of the compiler, with registers and spills
 
 
-def compiled(
+def compile_source(
     name: str,
     source: str,
     defines: Mapping[str, int],
-    headers: Mapping[str, str] | None = None,  # that the source includes, by name
+    headers: Mapping[str, str] | None = None,  # by name, for its #include lines
 ) -> Binary:
     library = compiler()
     if library is None:
@@ -59,16 +59,16 @@ def compiled(
 
 
 class TensorMap:
-    """A view of a bf16 tensor as the copy engine sees it: axes in any order, the last one dense.
+    """A CUtensorMap of a bf16 view: axes in any order, the last one dense.
 
-    A copy takes a box of it, whose rows are swizzled by 128 bytes; what lies outside is zero.
+    TMA copies a box of it, with rows swizzled by 128 bytes and zeros outside the tensor.
     """
 
     def __init__(self, view: Tensor, box: Sequence[int]) -> None:
         _check_view(view, box)
-        self._room = ctypes.create_string_buffer(128 + 63)
-        self.address = -(-ctypes.addressof(self._room) // 64) * 64
-        rank = view.dim()  # of axes, from here on the dense one first
+        self._memory = ctypes.create_string_buffer(128 + 63)
+        self.address = -(-ctypes.addressof(self._memory) // 64) * 64
+        rank = view.dim()  # the driver lists axes with the dense one first
         call(
             driver(),
             "cuTensorMapEncodeTiled",
@@ -96,13 +96,13 @@ class Kernel:
             call(driver(), "cuFuncSetAttribute", self._function, _MAX_DYNAMIC_SHARED, shared)
             count = ctypes.c_int()
             call(driver(), "cuFuncGetAttribute", ctypes.byref(count), _REGISTERS, self._function)
-        self.registers = count.value  # that a thread is launched with
+        self.registers = count.value  # per thread at launch
 
     def launch(self, grid: Sequence[int], *arguments: TensorMap | Tensor | int) -> None:
         """On torch's current stream, or into the graph that it captures.
 
-        It starts when the kernel before it comes to its end: it must execute griddepcontrol.wait
-        before it touches what that one reads or writes.
+        With programmatic dependent launch: it starts before the kernel in front of it has ended,
+        and must execute griddepcontrol.wait before it touches what that one reads or writes.
         """
         values = [_value(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*map(_address, values))
@@ -140,10 +140,11 @@ def compiler() -> ctypes.CDLL | None:
     for path in _compilers():
         try:
             library = ctypes.CDLL(path)
-            # It asks for its other half by name. In a package of pip that lies beside it, where the
-            # loader does not look; but a library that is loaded is found by its name.
-            for half in Path(loaded("libnvrtc.so") or path).parent.glob("libnvrtc-builtins.so.*"):
-                ctypes.CDLL(str(half))
+            # It opens its builtins by name. In a pip package they lie beside it, where the loader
+            # does not search, but a library that is loaded already is found by its name.
+            folder = Path(loaded_path("libnvrtc.so") or path).parent
+            for builtins in folder.glob("libnvrtc-builtins.so.*"):
+                ctypes.CDLL(str(builtins))
         except OSError:
             continue
         return library
@@ -155,8 +156,8 @@ def driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def loaded(name: str) -> str | None:
-    """The path of a library that this process has loaded, if it is a file of its own."""
+def loaded_path(name: str) -> str | None:
+    """The file of a shared library that this process has loaded; None if it has not."""
     if not Path("/proc/self/maps").exists():  # not Linux
         return None
     with open("/proc/self/maps", encoding="utf-8") as maps:
@@ -165,8 +166,8 @@ def loaded(name: str) -> str | None:
 
 
 def _compilers() -> Iterator[str]:
-    """Where it may be. A torch without CUDA has no use for kernels, but can compile them."""
-    if path := loaded("libnvrtc.so"):
+    """Where NVRTC may be. A torch without CUDA has none loaded, but kernels still compile."""
+    if path := loaded_path("libnvrtc.so"):
         yield path
     name = f"libnvrtc.so.{(torch.version.cuda or '13').split('.')[0]}"
     yield name
@@ -181,7 +182,7 @@ def _check_view(view: Tensor, box: Sequence[int]) -> None:
     if not 1 <= len(shape) <= _MOST_AXES or len(box) != len(shape):
         raise ValueError(f"a tensor map has one to five axes, as the box: {shape}, box {box}")
     if 0 in shape:
-        raise ValueError(f"a tensor map of nothing: {shape}")
+        raise ValueError(f"a tensor map of an empty tensor: {shape}")
     if not all(1 <= size <= _LARGEST_BOX for size in box) or 2 * box[-1] > _SWIZZLED:
         raise ValueError(f"a box of {box}: at most 256 of an axis, and 64 of the last")
     if strides[-1] != 1 or any(2 * stride % 16 for stride in strides[:-1]):
@@ -191,7 +192,7 @@ def _check_view(view: Tensor, box: Sequence[int]) -> None:
 
 
 def _value(argument: object) -> Any:
-    """What the kernel takes by value."""
+    """The argument as the C value that the kernel takes."""
     match argument:
         case TensorMap():
             return argument

@@ -1,8 +1,8 @@
-"""Products of many tokens on Hopper as a kernel in CUDA, `paired.cu`: plain, or gated.
+"""Products of many tokens on Hopper, plain or with SwiGLU in the epilogue: `swiglu_gemm.cu`.
 
-Gated is the first half of a feed-forward, silu(x · gateᵀ) · (x · upᵀ), in one go. It pays where its
-tiles keep the device busy, and the plain one for the head of several hundred positions alone
-(measurements/engine.md); elsewhere the library's products are as good or better.
+Gated is the first half of a feed-forward in one kernel, silu(x · gateᵀ) · (x · upᵀ). It is used
+where its tiles keep the device busy. The plain product is used for the head with several hundred
+positions. Elsewhere cuBLASLt is as fast or faster (measurements/engine.md).
 """
 
 from __future__ import annotations
@@ -14,30 +14,31 @@ import torch
 from torch import Tensor
 
 from lopa.kernels.hopper import common as hopper
-from lopa.kernels.hopper import nvrtc as cuda
-from lopa.kernels.hopper.common import ALIGNMENT, CHUNK, EIGHT, GROUP, STAGES_BYTES, arranged
+from lopa.kernels.hopper import nvrtc
+from lopa.kernels.hopper.common import ALIGNMENT, CHUNK, EIGHT, GROUP, STAGES_BYTES, arrange_rows
 
-PAIR = 2  # blocks, which share the weights of two tiles of tokens
-_WORKERS = 3  # groups of four warps that multiply, each 64 rows of the weight
-ROWS = 64 * _WORKERS  # of the weight, of a tile
+PAIR = 2  # blocks of a cluster, which share the weights of two tiles of tokens
+_WORKERS = 3  # warpgroups that multiply, each 64 rows of the weight
+ROWS = 64 * _WORKERS  # of the weight, per tile
 _THREADS = 128 * (1 + _WORKERS)
-_COPYING = 32  # registers of a thread that does; one that multiplies has what is left, by eights
-_MULTIPLYING = (hopper.registers(_THREADS) * (1 + _WORKERS) - _COPYING) // _WORKERS // 8 * 8
+_PRODUCER_REGISTERS = 32  # of a thread that copies; one that multiplies gets what is left
+_ALL_REGISTERS = hopper.registers_per_thread(_THREADS) * (1 + _WORKERS)  # of four threads
+_CONSUMER_REGISTERS = (_ALL_REGISTERS - _PRODUCER_REGISTERS) // _WORKERS // 8 * 8
 _MOST_TOKENS = 256  # of a tile
 _MOST_AT_ONCE = 192  # of a wgmma: the compiler has no registers for the sums of more
 _LEAST_TOKENS = {True: 192, False: 337}  # of a batch, gated or not
 _MOST_STAGES = 6
 
 
-class Plan(NamedTuple):
-    """How a product is cut into tiles, and who makes them."""
+class GemmTiling(NamedTuple):
+    """How a product is split into tiles, and tiles over blocks."""
 
     tokens: int  # of a tile
     gated: bool
 
     @property
     def parts(self) -> int:
-        """Of a tile's tokens, each for a wgmma of its own."""
+        """Of a tile's tokens, one wgmma each."""
         return -(-self.tokens // _MOST_AT_ONCE)
 
     @property
@@ -54,88 +55,94 @@ class Plan(NamedTuple):
         return (self.tokens + ROWS) * CHUNK * 2
 
     def units(self, tokens: int, rows: int) -> int:
-        """Tiles, two at a time."""
+        """Pairs of tiles."""
         return -(-tokens // (PAIR * self.tokens)) * -(-rows // ROWS)
 
-    def blocks(self, tokens: int, rows: int, processors: int) -> int:
-        """One a processor, in whole pairs, and none without a tile."""
-        return PAIR * min(self.units(tokens, rows), processors // PAIR)
+    def blocks(self, tokens: int, rows: int, sms: int) -> int:
+        """One per multiprocessor, in whole pairs, and none without a tile."""
+        return PAIR * min(self.units(tokens, rows), sms // PAIR)
 
-    def time(self, tokens: int, rows: int, processors: int) -> int:
+    def time(self, tokens: int, rows: int, sms: int) -> int:
         """Of the busiest block, in sums."""
-        pairs = self.blocks(tokens, rows, processors) // PAIR
+        pairs = self.blocks(tokens, rows, sms) // PAIR
         return -(-self.units(tokens, rows) // pairs) * self.tokens * ROWS
 
 
-def plan(tokens: int, rows: int, inner: int, processors: int, *, gated: bool) -> Plan | None:
-    """For a weight [rows, inner]; None where the library is better."""
-    if tokens < _LEAST_TOKENS[gated] or not rows or rows % GROUP or processors < PAIR:
+def choose_tiling(
+    tokens: int, rows: int, inner: int, sms: int, *, gated: bool
+) -> GemmTiling | None:
+    """For a weight [rows, inner]; None where cuBLASLt is faster."""
+    if tokens < _LEAST_TOKENS[gated] or not rows or rows % GROUP or sms < PAIR:
         return None
     tiles = PAIR * -(-tokens // (PAIR * _MOST_TOKENS))
-    made = Plan(-(-tokens // (tiles * 2 * EIGHT)) * 2 * EIGHT, gated)
-    if inner % CHUNK or inner < made.stages * CHUNK:
+    tiling = GemmTiling(-(-tokens // (tiles * 2 * EIGHT)) * 2 * EIGHT, gated)
+    if inner % CHUNK or inner < tiling.stages * CHUNK:
         return None
-    if (tiles - 1) * made.tokens >= tokens:  # the last one would be nothing but padding
+    if (tiles - 1) * tiling.tokens >= tokens:  # the last tile would be all padding
         return None
-    is_idle = 10 * tokens * rows < 9 * made.time(tokens, rows, processors) * processors  # a tenth
-    return None if is_idle else made
+    # At least nine tenths of the device's time are spent on sums that are wanted.
+    is_idle = 10 * tokens * rows < 9 * tiling.time(tokens, rows, sms) * sms
+    return None if is_idle else tiling
 
 
-def suits(x: Tensor, weight: Tensor, *, gated: bool) -> bool:
-    """Whether `paired` takes them, and is worth it."""
+def supports(x: Tensor, weight: Tensor, *, gated: bool) -> bool:
+    """Whether `swiglu_gemm` runs here and is faster than cuBLASLt."""
     return (
         hopper.available(x.device)
         and x.dtype is weight.dtype is torch.bfloat16
         and x.is_contiguous()
         and weight.is_contiguous()
-        and (made := _plan_of(x, weight, gated)) is not None
-        and _kernel(x.device, made) is not None
+        and (tiling := _tiling_of(x, weight, gated)) is not None
+        and _kernel(x.device, tiling) is not None
     )
 
 
-def paired(x: Tensor, weight: Tensor, *, gated: bool) -> Tensor:
-    """x [tokens, inner], weight [rows, inner] → [tokens, rows]; gate before up → [tokens, rows / 2]
+def swiglu_gemm(x: Tensor, weight: Tensor, *, gated: bool) -> Tensor:
+    """x [tokens, inner], weight [rows, inner] → [tokens, rows]; gated: → [tokens, rows / 2]
 
-    The weight is read while the kernel before this one is at work, which must not write it.
+    If gated, the weight is gate above up. The kernel reads the weight before the kernel in front
+    of it has ended.
     """
-    made = _plan_of(x, weight, gated)
-    kernel = made and _kernel(x.device, made)
-    if made is None or kernel is None:
+    tiling = _tiling_of(x, weight, gated)
+    kernel = tiling and _kernel(x.device, tiling)
+    if tiling is None or kernel is None:
         raise ValueError(f"no kernel for {list(x.shape)} by {list(weight.shape)}")
     (tokens, inner), rows = x.shape, len(weight)
     columns = rows // 2 if gated else rows
     out = x.new_empty(tokens, columns)
-    x_map = cuda.TensorMap(x, (made.tokens, CHUNK))
-    half = ROWS // PAIR // GROUP, 2, EIGHT, CHUNK  # that either of a pair fetches
-    weight_map = cuda.TensorMap(arranged(weight, gated=gated), half)
-    blocks = made.blocks(tokens, rows, hopper.processors(x.device))
+    x_map = nvrtc.TensorMap(x, (tiling.tokens, CHUNK))
+    half = ROWS // PAIR // GROUP, 2, EIGHT, CHUNK  # fetched by each block of a pair
+    weight_map = nvrtc.TensorMap(arrange_rows(weight, gated=gated), half)
+    blocks = tiling.blocks(tokens, rows, hopper.sm_count(x.device))
     kernel.launch((blocks,), x_map, weight_map, out, tokens, columns, inner)
     return out
 
 
-def binary(made: Plan) -> cuda.Binary:
+def binary(tiling: GemmTiling) -> nvrtc.Binary:
     sizes = {
-        "TOKENS": made.tokens,
-        "PARTS": made.parts,
+        "TOKENS": tiling.tokens,
+        "PARTS": tiling.parts,
         "WORKERS": _WORKERS,
-        "GATED": int(made.gated),
+        "GATED": int(tiling.gated),
         "CHUNK": CHUNK,
-        "STAGES": made.stages,
+        "STAGES": tiling.stages,
         "THREADS": _THREADS,
-        "COPYING": _COPYING,
-        "MULTIPLYING": _MULTIPLYING,
+        "PRODUCER_REGISTERS": _PRODUCER_REGISTERS,
+        "CONSUMER_REGISTERS": _CONSUMER_REGISTERS,
     }
-    mma = hopper.mma(made.tokens // made.parts, in_registers=False)
-    return hopper.compiled("swiglu_gemm.cu", sizes, mma)
+    mma = hopper.mma_source(tiling.tokens // tiling.parts, in_registers=False)
+    return hopper.compile_source("swiglu_gemm.cu", sizes, mma)
 
 
-def _plan_of(x: Tensor, weight: Tensor, gated: bool) -> Plan | None:
+def _tiling_of(x: Tensor, weight: Tensor, gated: bool) -> GemmTiling | None:
     tokens, inner = x.shape
-    return plan(tokens, len(weight), inner, hopper.processors(x.device), gated=gated)
+    return choose_tiling(tokens, len(weight), inner, hopper.sm_count(x.device), gated=gated)
 
 
 @cache
-def _kernel(device: torch.device, made: Plan) -> cuda.Kernel | None:
-    lost = "products go by the library, a little slower"
-    sizes = {"threads": _THREADS, "shared": made.shared}
-    return hopper.kernel(device, "paired", lambda: binary(made), **sizes, lost=lost)
+def _kernel(device: torch.device, tiling: GemmTiling) -> nvrtc.Kernel | None:
+    fallback = "matrix products go by cuBLASLt, a little slower"
+    sizes = {"threads": _THREADS, "shared": tiling.shared}
+    return hopper.load_kernel(
+        device, "swiglu_gemm", lambda: binary(tiling), **sizes, fallback=fallback
+    )

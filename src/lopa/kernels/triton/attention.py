@@ -1,9 +1,9 @@
-"""Attention of a flat batch over pages: every row sees its sequence's pages and its own window.
+"""Paged attention of a flat batch: every row attends to its sequence's pages and its own window.
 
-The queries of a row and of one key head, L · group of them, are one axis that is cut into tiles, so
-any group size fills the matrix units. A tile goes over the pages through the page table, then over
-its row's window, with a running softmax. With few tiles the keys are split over several programs,
-whose parts a second kernel merges by their log-sum-exp.
+The queries of a row and one key head, L · group of them, are folded into one axis that is split
+into tiles, so any group size fills the tensor cores. A tile loops over the pages by the page table,
+then over its row's window, with a running softmax. With few tiles the keys are split over several
+programs, whose parts a second kernel merges by their log-sum-exp.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from lopa.kernels.triton.shared_memory import shared_memory, stages_that_fit
 from lopa.runner.kv_cache import PAGE
 
-TILE = 64  # folded queries a program
-_PROCESSORS = 132  # programs that have one to themselves on the GPU that this was made for
+TILE = 64  # folded queries per program
+_SMS = 132  # multiprocessors of an H200, for which the splits are tuned
 _MOST_SPLITS = 4
 _LOOKED_UP = 32  # pages at once
 
 
 class Rows(NamedTuple):
-    """The rows of a batch on the device; all int32. A tile whose row is −1 does nothing."""
+    """The rows of a batch on the device; all int32. A tile whose row is −1 is unused."""
 
     tile_row: Tensor  # [tiles] its row
     tile_at: Tensor  # [tiles] its first folded query
@@ -61,8 +61,8 @@ def _attend(
     q,  # [T, heads, D], token stride given
     k,  # [T, kv_heads, D], token stride given
     v,
-    pool_k,  # [S, kv_heads, D]
-    pool_v,
+    cache_k,  # [S, kv_heads, D]
+    cache_v,
     paged_k,  # the same [S, kv_heads · D] by descriptor, PAGE · D at a time
     paged_v,
     out,  # [T, heads, D], or with SPLITS > 1 [SPLITS, T, heads, D] in fp32
@@ -92,7 +92,7 @@ def _attend(
     PRECISE: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    # Tiles are the slowest axis: those that do nothing come last and delay no other.
+    # Tiles are the slowest axis: unused ones are scheduled last and delay no other.
     head = tl.program_id(0)
     split = tl.program_id(1)
     tile = tl.program_id(2)
@@ -122,15 +122,15 @@ def _attend(
     total = tl.zeros([TILE], tl.float32)
     mixed = tl.zeros([TILE, D], tl.float32)
 
-    # The pages: this split's share of them.
+    # This split's share of the pages.
     inside_page = tl.arange(0, PAGE)
     count = tl.cdiv(cached, PAGE)
     share = tl.cdiv(count, SPLITS)
     first = split * share
     last = tl.minimum(first + share, count)
-    if not PRECISE:  # fp32 goes without: it is for checking, and takes long to compile
-        # Whole pages before the window: every query sees all of them. Where they lie is looked up
-        # outside the loop: inside it, they would be fetched one step ahead instead of two or three.
+    if not PRECISE:  # not in fp32, which is for checks and slow to compile
+        # Whole pages before the window, without masks. Their indices are loaded outside the inner
+        # loop: inside it, Triton would prefetch pages one step ahead instead of two or three.
         whole = tl.minimum(last, tl.minimum(cached, start) // PAGE)
         lane = tl.arange(0, LOOKED_UP)
         for base in tl.range(first, whole, LOOKED_UP, num_stages=1):
@@ -143,19 +143,19 @@ def _attend(
                     scores, values, scale, best, total, mixed, PRECISE
                 )
         first = tl.maximum(first, whole)
-    # The others: the window's own positions are left out.
+    # The other pages, without the window's own positions.
     offsets = inside_page[:, None] * (KV_HEADS * D) + head * D + dims[None, :]
     for index in tl.range(first, last, num_stages=1):
         page = tl.load(pages + index).to(tl.int64) * (PAGE * KV_HEADS * D)
         position = index * PAGE + inside_page
         there = position < cached
-        keys = tl.load(pool_k + page + offsets, mask=there[:, None], other=0.0)
-        values = tl.load(pool_v + page + offsets, mask=there[:, None], other=0.0)
+        keys = tl.load(cache_k + page + offsets, mask=there[:, None], other=0.0)
+        values = tl.load(cache_v + page + offsets, mask=there[:, None], other=0.0)
         seen = there & ((position < start) | (position >= start + length))
         scores = _dot(queries, tl.trans(keys), PRECISE)
         scores = tl.where(live[:, None] & seen[None, :], scores, -float("inf"))
         best, total, mixed = _softmax_step(scores, values, scale, best, total, mixed, PRECISE)
-    # The window, by the last split.
+    # The window, in the last split.
     window = tl.where(split == SPLITS - 1, length, 0)
     for at in tl.range(0, window, PAGE, num_stages=1):
         column = at + inside_page
@@ -218,20 +218,20 @@ def attend(
     q: Tensor,  # [T, heads, D]
     k: Tensor,  # [T, kv_heads, D]
     v: Tensor,
-    pool_k: Tensor,  # [S, kv_heads, D], contiguous
-    pool_v: Tensor,
+    cache_k: Tensor,  # [S, kv_heads, D], contiguous
+    cache_v: Tensor,
     rows: Rows,
     *,
     splits: int | None = None,
 ) -> Tensor:
     """[T, heads, D]. Tokens that no tile covers (padding) are left unwritten.
 
-    splits: of the keys; as many as keep the device busy, unless given.
+    splits: of the keys; by default as many as fill the device.
     """
     tokens, heads, dim = q.shape
     kv_heads = k.shape[1]
     programs = max(1, tokens * heads // TILE)
-    splits = splits or max(1, min(_MOST_SPLITS, _PROCESSORS // programs))
+    splits = splits or max(1, min(_MOST_SPLITS, _SMS // programs))
     stages = stages_for(programs * splits, dim * q.element_size(), shared_memory(q.device))
     if q.stride()[1:] != (dim, 1) or k.stride()[1:] != (dim, 1) or v.stride()[1:] != (dim, 1):
         raise ValueError("the heads of a token must lie side by side")
@@ -241,15 +241,15 @@ def attend(
         parts = torch.empty(splits, tokens, heads, dim, dtype=torch.float32, device=q.device)
         lse = torch.empty(splits, tokens, heads, dtype=torch.float32, device=q.device)
     paged = [
-        TensorDescriptor.from_tensor(pool.view(len(pool), -1), [PAGE, dim])
-        for pool in (pool_k, pool_v)
+        TensorDescriptor.from_tensor(cache.view(len(cache), -1), [PAGE, dim])
+        for cache in (cache_k, cache_v)
     ]
     _attend[(kv_heads, splits, len(rows.tile_row))](
         q,
         k,
         v,
-        pool_k,
-        pool_v,
+        cache_k,
+        cache_v,
         *paged,
         parts,
         lse,
@@ -280,11 +280,11 @@ def attend(
 
 
 def stages_for(programs: int, head_bytes: int, shared: int) -> int:
-    """Pages on their way at once; more of them leave a processor no room for a second program."""
-    wanted = 4 if programs <= _PROCESSORS else 3
+    """Pages in flight at once; with more of them a second program does not fit an SM."""
+    wanted = 4 if programs <= _SMS else 3
     return stages_that_fit(wanted, 2 * PAGE * head_bytes, shared - TILE * head_bytes)
 
 
 def most_tiles(tokens: int, rows: int, group: int) -> int:
-    """Tiles that a batch of so many tokens and rows can need."""
+    """The most tiles that a batch of so many tokens and rows can need."""
     return triton.cdiv(tokens * group, TILE) + rows

@@ -1,10 +1,10 @@
 """From logits to token, probability and ranking confidence, without leaving the device.
 
 The same as `lopa.runner.statistics` for everything but top-p, top-k and fp64. The logits of a
-position are cut into parts, a program each, which looks at them once. The first kernel finds each
-part's largest, its share of the softmax and its best token (by its logit, or by a draw: Gumbel
-noise from the same counters); the second one, knowing these, each part's share of the ranking; the
-third puts them together.
+position are split into parts, one program each, which reads them once. The first kernel finds each
+part's largest logit, its share of the softmax and its best token (the argmax, or a sample by Gumbel
+noise from the same counters). The second computes each part's share of the ranking from these. The
+third combines the parts.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def _mix(x):
 
 @triton.jit
 def _log(x, NATIVE: tl.constexpr):
-    """The device's own is off by 2⁻²² at most and takes one instruction for twenty."""
+    """The device's own is off by at most 2⁻²² and is one instruction instead of twenty."""
     return libdevice.fast_logf(x) if NATIVE else tl.log(x)
 
 
 @triton.jit
-def _survey(
+def _scan(
     logits,  # [N, vocab]
     settings,  # [N, 4] int64: position, round, seed, ranking; ranking < 0: padding
     temperature,  # [N] fp32; 0: the argmax
@@ -46,7 +46,7 @@ def _survey(
     mask_id,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
-    DRAWING: tl.constexpr,  # whether any temperature is above 0
+    SAMPLING: tl.constexpr,  # whether any temperature is above 0
 ):
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -57,7 +57,7 @@ def _survey(
     inside = ids < vocab
     x = tl.load(logits + row * stride + ids, mask=inside, other=-float("inf")).to(tl.float32)
     allowed = inside & (ids != mask_id)
-    if DRAWING:
+    if SAMPLING:
         heat = tl.load(temperature + row)
         if heat > 0:
             x = x / heat
@@ -75,8 +75,8 @@ def _survey(
         token = tl.min(tl.where(keys == best, ids, 0x7FFFFFFF), 0)  # ties go to the lower id
         chosen = tl.max(tl.where(ids == token, x, -float("inf")), 0)
     else:
-        # Few passes over the block: one for the best token, whose logit is then known, and of all
-        # logits only the mask's can be larger.
+        # Few passes over the block: one for the best token and its logit; of all logits only the
+        # mask's can be larger.
         keys = tl.where(allowed, x, -float("inf"))
         best, where = tl.max(keys, 0, return_indices=True)  # ties go to the lower id
         token = first + where
@@ -94,7 +94,7 @@ def _survey(
 
 
 @triton.jit
-def _settled(found, tokens, row, PARTS: tl.constexpr, LANES: tl.constexpr):
+def _combined(found, tokens, row, PARTS: tl.constexpr, LANES: tl.constexpr):
     """largest, total, token and its logit over all parts."""
     parts = tl.arange(0, LANES)
     live = parts < PARTS
@@ -123,7 +123,7 @@ def _rank(
     PARTS: tl.constexpr,
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
-    DRAWING: tl.constexpr,
+    SAMPLING: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -133,11 +133,11 @@ def _rank(
         return
     ids = part * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=-float("inf")).to(tl.float32)
-    if DRAWING:
+    if SAMPLING:
         heat = tl.load(temperature + row)
         if heat > 0:
             x = x / heat
-    largest, total, token, _ = _settled(found, tokens, row, PARTS, LANES)
+    largest, total, token, _ = _combined(found, tokens, row, PARTS, LANES)
     if ranking == 1:
         share = tl.max(tl.where(ids == token, -float("inf"), x), 0)
     else:
@@ -147,15 +147,13 @@ def _rank(
 
 
 @triton.jit
-def _conclude(
-    settings, found, tokens, shares, out, count, PARTS: tl.constexpr, LANES: tl.constexpr
-):
+def _finish(settings, found, tokens, shares, out, count, PARTS: tl.constexpr, LANES: tl.constexpr):
     """out [3, N]: token (int32), the bits of max_prob and of the ranking (fp32)."""
     row = tl.program_id(0).to(tl.int64)
     ranking = tl.load(settings + row * 4 + 3)
     if ranking < 0:
         return
-    largest, total, token, chosen = _settled(found, tokens, row, PARTS, LANES)
+    largest, total, token, chosen = _combined(found, tokens, row, PARTS, LANES)
     probability = tl.exp(chosen - largest) / total
     confidence = probability
     if ranking > 0:
@@ -178,7 +176,7 @@ def confidence(
     mask_id: int,
     out: Tensor,  # [3, N] int32: token, and the bits of max_prob and ranking in fp32
     *,
-    drawing: bool = True,  # False: every temperature is 0, which leaves the drawing out
+    sampling: bool = True,  # False: every temperature is 0, and the noise is left out
 ) -> None:
     count, vocab = logits.shape
     block = min(BLOCK, triton.next_power_of_2(vocab))
@@ -187,9 +185,9 @@ def confidence(
     found = torch.empty(count, 4, parts, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(count, parts, dtype=torch.int32, device=logits.device)
     shares = torch.empty(count, parts, dtype=torch.float32, device=logits.device)
-    common = {"PARTS": parts, "BLOCK": block, "DRAWING": drawing, "num_warps": WARPS}
+    common = {"PARTS": parts, "BLOCK": block, "SAMPLING": sampling, "num_warps": WARPS}
     stride = logits.stride(0)
-    _survey[(count, parts)](
+    _scan[(count, parts)](
         logits, settings, temperature, found, tokens, vocab, stride, mask_id, **common
     )
     _rank[(count, parts)](
@@ -205,6 +203,6 @@ def confidence(
         NATIVE=logits.is_cuda,
         **common,
     )
-    _conclude[(count,)](
+    _finish[(count,)](
         settings, found, tokens, shares, out, count, PARTS=parts, LANES=lanes, num_warps=1
     )

@@ -1,4 +1,4 @@
-"""Moves between what a forward left and what is kept: staged tokens to pages, rows to the head."""
+"""Copies of staged tokens: keys and values into the KV cache, hidden states to the head."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ _A = TypeVar("_A")
 
 
 @triton.jit
-def _settle(
+def _write_kv(
     keys,  # staged: [layers, tokens, width]
     values,
     hidden,  # [tokens, size]
-    pool_k,  # [layers, places, width]
-    pool_v,
+    cache_k,  # [layers, cache tokens, width]
+    cache_v,
     carry,  # [slots, size]
-    source,  # [moves] staged token, −1: none
-    place,  # [moves] in the pool
-    carried,  # [carries] staged token, −1: none
-    slot,  # [carries]
+    source,  # [writes] staged token, −1: none
+    slot_mapping,  # [writes] its place in the cache
+    carry_source,  # [carries] staged token, −1: none
+    carry_slot,  # [carries]
     carries,
     staged_stride,
-    pool_stride,
+    cache_stride,
     width,
     size,
     LAYERS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    move = tl.program_id(0)
-    layer = tl.program_id(1).to(tl.int64)
+    index = tl.program_id(0)
+    layer = tl.program_id(1).to(tl.int64)  # one more than there are: carries, in the same launch
     if layer < LAYERS:
-        token = tl.load(source + move).to(tl.int64)
+        token = tl.load(source + index).to(tl.int64)
         if token >= 0:
-            target = tl.load(place + move).to(tl.int64)
+            target = tl.load(slot_mapping + index).to(tl.int64)
             for begin in range(0, width, BLOCK):
                 at = begin + tl.arange(0, BLOCK)
                 inside = at < width
                 here = layer * staged_stride + token * width + at
-                there = layer * pool_stride + target * width + at
-                tl.store(pool_k + there, tl.load(keys + here, mask=inside), mask=inside)
-                tl.store(pool_v + there, tl.load(values + here, mask=inside), mask=inside)
-    elif move < carries:
-        token = tl.load(carried + move).to(tl.int64)
+                there = layer * cache_stride + target * width + at
+                tl.store(cache_k + there, tl.load(keys + here, mask=inside), mask=inside)
+                tl.store(cache_v + there, tl.load(values + here, mask=inside), mask=inside)
+    elif index < carries:
+        token = tl.load(carry_source + index).to(tl.int64)
         if token >= 0:
-            target = tl.load(slot + move).to(tl.int64)
+            target = tl.load(carry_slot + index).to(tl.int64)
             for begin in range(0, size, BLOCK):
                 at = begin + tl.arange(0, BLOCK)
                 value = tl.load(hidden + token * size + at, mask=at < size)
@@ -56,38 +56,45 @@ def _settle(
 
 
 class Staged(NamedTuple):
-    """What a forward left."""
+    """What a forward computed and has not committed."""
 
     keys: Tensor  # [layers, tokens, kv_heads, d]
     values: Tensor
     hidden: Tensor  # [tokens, size]
 
 
-class Moves(NamedTuple, Generic[_A]):
-    """Which staged tokens go where; int32 on the device. Those of token −1 do not."""
+class PendingKVWrites(NamedTuple, Generic[_A]):
+    """Staged tokens that are committed and not yet in the cache; int32 on the device.
 
-    source: _A  # [moves] token
-    place: _A  # [moves] in the pool
-    carried: _A  # [carries] token, of no more than there are moves
-    slot: _A  # [carries] whose carry it becomes
+    A source of −1 is padding.
+    """
+
+    source: _A  # [writes] token
+    slot_mapping: _A  # [writes] its place in the cache
+    carry_source: _A  # [carries] token; there are no more carries than writes
+    carry_slot: _A  # [carries] the slot whose carry it becomes
 
 
-def settle(
-    staged: Staged, pool_k: Tensor, pool_v: Tensor, carry: Tensor, moves: Moves[Tensor]
+def write_kv(
+    staged: Staged,
+    cache_k: Tensor,
+    cache_v: Tensor,
+    carry: Tensor,
+    writes: PendingKVWrites[Tensor],
 ) -> None:
-    """pool_k, pool_v [layers, places, kv_heads, d]; carry [slots, size]."""
+    """cache_k, cache_v [layers, cache tokens, kv_heads, d]; carry [slots, size]."""
     keys, hidden = staged.keys, staged.hidden
     layers, _, kv_heads, dim = keys.shape
     width = kv_heads * dim
-    _settle[(len(moves.source), layers + 1)](
+    _write_kv[(len(writes.source), layers + 1)](
         *staged,
-        pool_k,
-        pool_v,
+        cache_k,
+        cache_v,
         carry,
-        *moves,
-        len(moves.carried),
+        *writes,
+        len(writes.carry_source),
         keys.stride(0),
-        pool_k.stride(0),
+        cache_k.stride(0),
         width,
         hidden.shape[1],
         LAYERS=layers,

@@ -1,8 +1,8 @@
-"""Products of scaled tensors: x · wᵀ with one scale a row of x and of w, in fp8 or int8.
+"""Products of scaled tensors: x · wᵀ with one scale per row of x and of w, in fp8 or int8.
 
-int8 is ours; of fp8, what torch's own does badly (`lopa.kernels.quantize`): where the result has
-fewer tiles than the device has multiprocessors, the inner axis is split over several programs, and
-the last of them to come to a tile adds up what the others left, always in the same order.
+All of int8; of fp8 the shapes that torch's own product is slow at (`lopa.kernels.quantize`). Where
+the result has fewer tiles than the device has multiprocessors, the inner axis is split over several
+programs (split-K). The last program to finish a tile adds up the parts, always in the same order.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _scaled(
         inside_tile = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
         place = parts + tile.to(tl.int64) * splits * (BLOCK_M * BLOCK_N) + inside_tile
         tl.store(place + split * (BLOCK_M * BLOCK_N), total)
-        tl.debug_barrier()  # all of it is there before it counts
+        tl.debug_barrier()  # all of it is written before it is counted
         last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == splits - 1
         if last:
             total = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if WHOLE else tl.float32)
@@ -105,7 +105,7 @@ def _scaled(
 
 
 def tiling(rows: int, columns: int) -> Tiling:
-    """The best of those that were tried on an H200 (measurements/engine.md)."""
+    """The fastest of those tried on an H200 (measurements/engine.md)."""
     if rows <= 64:
         return Tiling(64, 64, 256 if columns < 64 * 264 else 128, warps=4, stages=4)
     if rows <= 256:
@@ -114,13 +114,13 @@ def tiling(rows: int, columns: int) -> Tiling:
 
 
 def fitted(tile: Tiling, shared: int) -> Tiling:
-    """With as many stages as the shared memory of a multiprocessor holds; values are bytes."""
+    """With as many stages as fit the shared memory; values are one byte each."""
     stage = (tile.rows + tile.columns) * tile.inner
     return tile._replace(stages=stages_that_fit(tile.stages, stage, shared))
 
 
 def splits_for(rows: int, columns: int, inner: int, tile: Tiling) -> int:
-    """So many programs share a tile that the device is full, each with enough to do."""
+    """As many as fill the device, as long as each has enough of the inner axis."""
     tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns)
     return max(1, min(tile.programs // tiles, inner // _LEAST_SHARE))
 
@@ -140,7 +140,7 @@ def scaled_matmul(
     tile = fitted(tile or tiling(rows, columns), shared_memory(x.device))
     splits = splits or splits_for(rows, columns, inner, tile)
     share = triton.cdiv(triton.cdiv(inner, tile.inner), splits) * tile.inner
-    splits = triton.cdiv(inner, share)  # none is left without a share
+    splits = triton.cdiv(inner, share)  # no split is empty
     tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns)
     out = torch.empty(rows, columns, dtype=dtype, device=x.device)
     whole = x.dtype == torch.int8
@@ -181,5 +181,5 @@ def scaled_matmul(
 
 @cache
 def _counters(device: torch.device) -> Tensor:
-    """All zero before a kernel and after it. Graphs keep their address: they stay."""
+    """All zero before and after a kernel. Never freed: graphs hold the address."""
     return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)

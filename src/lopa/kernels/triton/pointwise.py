@@ -1,7 +1,7 @@
-"""What lies between the matrix products of a layer, one kernel each: norms, RoPE, activation.
+"""The kernels between the matrix products of a layer: norms, RoPE, activation.
 
-Where the product that follows is quantised, the kernel also writes its input as fp8 or int8 with
-one scale a token, so that no extra pass over memory is spent on it.
+Where the next product is quantized, the kernel writes its input as fp8 or int8 with one scale per
+token, which saves a pass over memory.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def _norm(
     delta,  # [T, size] to be added to it first
     weight,
     out,  # [T, size]
-    scale,  # [T] when quantised
+    scale,  # [T] when quantized
     size,
     eps,
     ADD: tl.constexpr,
     LARGEST: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,  # a kernel that waits for this one may begin
+    EARLY: tl.constexpr,  # lets a kernel behind this one start early, which waits by itself
 ):
     if EARLY:
         gdc_launch_dependents()
@@ -63,11 +63,11 @@ def _norm(
 
 
 def norm(
-    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, quantised: torch.dtype | None
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, quantized: torch.dtype | None
 ) -> Tensor | Scaled:
     """RMSNorm of x + delta, [T, size]; x becomes that sum."""
     tokens, size = x.shape
-    out = torch.empty(tokens, size, dtype=quantised or x.dtype, device=x.device)
+    out = torch.empty(tokens, size, dtype=quantized or x.dtype, device=x.device)
     scale = x.new_empty((tokens, 1), dtype=torch.float32)
     _norm[(tokens,)](
         x,
@@ -78,12 +78,12 @@ def norm(
         size,
         eps,
         ADD=delta is not None,
-        LARGEST=LARGEST[quantised] if quantised else 0.0,
+        LARGEST=LARGEST[quantized] if quantized else 0.0,
         BLOCK=triton.next_power_of_2(size),
-        EARLY=available(x.device) and not quantised,
+        EARLY=available(x.device) and not quantized,
         num_warps=8 if size > 1024 else 4,
     )
-    return Scaled(out, scale) if quantised else out
+    return Scaled(out, scale) if quantized else out
 
 
 @triton.jit
@@ -101,7 +101,7 @@ def _activate(
 
 @triton.jit
 def _active(gate_up, token, size, at):
-    """silu(gate) · up in fp32 at these places of a token; zero past its end."""
+    """silu(gate) · up in fp32 at these indices of a token; zero past its end."""
     inside = at < size
     gate = tl.load(gate_up + token * 2 * size + at, mask=inside, other=0.0)
     up = tl.load(gate_up + (token * 2 + 1) * size + at, mask=inside, other=0.0)
@@ -119,9 +119,9 @@ def _activate_scaled(
     BLOCK: tl.constexpr,  # at most size
     REST: tl.constexpr,  # at least what is left
 ):
-    """The same with one scale a token: all of a token in one program, read once.
+    """The same with one scale per token: one program reads all of a token, once.
 
-    Two pieces, since one whose length is a power of two would be idle for up to half of it.
+    In two pieces: lengths are powers of two, and of a single one almost half could be padding.
     """
     token = tl.program_id(0).to(tl.int64)
     first = tl.arange(0, BLOCK)
@@ -140,12 +140,12 @@ def _activate_scaled(
         tl.store(place + rest, more, mask=rest < size)
 
 
-def activate(gate_up: Tensor, quantised: torch.dtype | None) -> Tensor | Scaled:
+def activate(gate_up: Tensor, quantized: torch.dtype | None) -> Tensor | Scaled:
     """SwiGLU: silu(gate) · up, [T, 2 · size] → [T, size]."""
     tokens, double = gate_up.shape
     size = double // 2
-    out = torch.empty(tokens, size, dtype=quantised or gate_up.dtype, device=gate_up.device)
-    if quantised is None:
+    out = torch.empty(tokens, size, dtype=quantized or gate_up.dtype, device=gate_up.device)
+    if quantized is None:
         block = min(1024, triton.next_power_of_2(size))
         _activate[(tokens, triton.cdiv(size, block))](gate_up, out, size, BLOCK=block)
         return out
@@ -156,17 +156,17 @@ def activate(gate_up: Tensor, quantised: torch.dtype | None) -> Tensor | Scaled:
         out,
         scale,
         size,
-        LARGEST=LARGEST[quantised],
+        LARGEST=LARGEST[quantized],
         BLOCK=block,
         REST=triton.next_power_of_2(size - block) if size > block else 0,
         num_warps=16 if block > 4096 else 8,
-        maxnreg=64,  # so that a multiprocessor holds two tokens at once
+        maxnreg=64,  # two programs fit a multiprocessor
     )
     return Scaled(out, scale)
 
 
 @triton.jit
-def _quantise(x, out, scale, size, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+def _quantize_rows(x, out, scale, size, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < size
@@ -177,17 +177,17 @@ def _quantise(x, out, scale, size, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + token * size + at, value, mask=inside)
 
 
-def quantise(x: Tensor, quantised: torch.dtype) -> Scaled:
-    """[T, size] with one scale a token."""
+def quantize_rows(x: Tensor, quantized: torch.dtype) -> Scaled:
+    """[T, size] with one scale per token."""
     tokens, size = x.shape
-    out = torch.empty(tokens, size, dtype=quantised, device=x.device)
+    out = torch.empty(tokens, size, dtype=quantized, device=x.device)
     scale = torch.empty(tokens, 1, dtype=torch.float32, device=x.device)
-    _quantise[(tokens,)](
+    _quantize_rows[(tokens,)](
         x,
         out,
         scale,
         size,
-        LARGEST=LARGEST[quantised],
+        LARGEST=LARGEST[quantized],
         BLOCK=triton.next_power_of_2(size),
         num_warps=8 if size > 1024 else 4,
     )
@@ -201,7 +201,7 @@ def _rotate(
     sin,
     q_weight,  # [D] where the model norms its heads
     k_weight,
-    keys,  # [T, kv_heads, D]: where rotated keys and the values go
+    keys,  # [T, kv_heads, D], written
     values,
     eps,
     HEADS: tl.constexpr,
@@ -264,7 +264,7 @@ def rotate(
     values: Tensor,
     heads: int,
 ) -> None:
-    """Norm the heads where the model does, rotate q in place, rotated keys and values to theirs.
+    """Norm the heads where the model does, rotate q in place, write rotated keys, and values.
 
     qkv [T, (heads + 2 · kv_heads) · D]; cos, sin [T, D]; keys, values [T, kv_heads, D].
     """

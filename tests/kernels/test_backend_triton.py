@@ -1,4 +1,4 @@
-"""The fused step against the plain one: whole decodes, in Triton's interpreter."""
+"""The Triton backend against the torch one: whole decodes, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ import goldens
 from lopa import LLM, DecodeConfig
 from lopa.engine.scheduler import Scheduler
 from lopa.kernels.quantize import quantize
-from lopa.runner import graph_inputs as layout
-from lopa.runner.backend_triton import FusedStep
+from lopa.kernels.triton.kv_write import PendingKVWrites
+from lopa.runner import graph_inputs
+from lopa.runner.backend_triton import TritonBackend
+from lopa.runner.batch import make_batch
+from lopa.runner.graphs import GraphCache, common_sizes
 from lopa.runner.kv_cache import PAGE
 from lopa.runner.paged import PagedRunner
+from lopa.types import Plan
 
 pytestmark = [
     pytest.mark.engine,
-    # Padding holds whatever was in memory; nothing is read from it.
+    # Padding is uninitialized memory; nothing is read from it.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 
@@ -29,8 +33,8 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter runs them one by one."""
-    monkeypatch.setattr("lopa.kernels.triton.attention._PROCESSORS", 1)
-    monkeypatch.setattr("lopa.runner.graph_inputs.MOVES", 8)
+    monkeypatch.setattr("lopa.kernels.triton.attention._SMS", 1)
+    monkeypatch.setattr("lopa.runner.graph_inputs.WRITES", 8)
     monkeypatch.setattr("lopa.runner.graph_inputs.CARRIES", 2)
 
 
@@ -38,13 +42,10 @@ def load(name: str) -> LLM:
     return LLM(goldens.MODELS / name, dtype="float32", device="cpu", mask_token_id=198)
 
 
-class Replayed(FusedStep):
-    """Graphs without a device: to replay one is to do its work again."""
+class FakeGraphs(GraphCache):
+    """Graphs without a device: replaying one does its work again."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.graphs = self.works_alone = True
-        self.captured = 0
+    captured = 0
 
     def _capture(self, work: Callable[[], Iterator[None]]) -> Any:
         """Two, whether the work has two parts or one."""
@@ -60,35 +61,41 @@ class Replayed(FusedStep):
 
         return [SimpleNamespace(replay=torch.inference_mode()(part)) for part in (first, rest)]
 
-    def _wait(self) -> None:
-        self._begun = None
+    def wait(self) -> None: ...
+
+
+class Replayed(TritonBackend):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._graphs: FakeGraphs = FakeGraphs(self.device)
+        self.is_async = True
 
 
 def compare(
     llm: LLM,
     prompts: list[list[int]],
     config: DecodeConfig,
-    step: type[FusedStep] = FusedStep,
+    backend: type[TritonBackend] = TritonBackend,
     **runner: Any,
-) -> FusedStep:
+) -> TritonBackend:
     plain = llm.generate(prompts, config)
-    fused = PagedRunner(llm.model, 2048, step=step, **runner)
-    llm.runner = fused
-    engine = Scheduler(fused)
+    ours = PagedRunner(llm.model, 2048, backend=backend, **runner)
+    llm.runner = ours
+    engine = Scheduler(ours)
     sessions = [llm.session(prompt, config) for prompt in prompts]
     assert len(list(engine.run(iter(sessions)))) == len(prompts)
     for session, expected in zip(sessions, plain, strict=True):
         assert session.output is not None
         assert session.output.token_ids == expected.token_ids
         pairs = zip(session.output.trace.rounds, expected.trace.rounds, strict=True)
-        for ours, theirs in pairs:
-            assert ours.winner == theirs.winner
-            scores = [[b.score for b in record.branches] for record in (ours, theirs)]
+        for mine, theirs in pairs:
+            assert mine.winner == theirs.winner
+            scores = [[b.score for b in record.branches] for record in (mine, theirs)]
             np.testing.assert_allclose(*scores, atol=1e-4)
-    fused.prefixes.clear()
-    assert fused.pages.free == fused.pages.count
-    assert isinstance(fused.step, FusedStep)
-    return fused.step
+    ours.prefix_cache.clear()
+    assert ours.kv_cache.free_pages == ours.kv_cache.total_pages
+    assert isinstance(ours.backend, TritonBackend)
+    return ours.backend
 
 
 @pytest.mark.parametrize(
@@ -108,7 +115,7 @@ def test_decodes_the_same(name: str, options: dict[str, Any]) -> None:
     compare(llm, [[5, 6, 7], [9] * 13], config)
 
 
-def test_what_the_kernel_does_not_do_is_done_outside() -> None:
+def test_settings_that_the_confidence_kernel_lacks() -> None:
     config = DecodeConfig(
         branches=1, block_size=8, max_new_tokens=8, temperature=0.7, top_p=0.9, max_rounds=3
     )
@@ -131,19 +138,17 @@ def test_int8() -> None:
     "options", [{}, {"temperature": 0.8}, {"temperature": 0.7, "top_p": 0.9}], ids=str
 )
 def test_rounds_of_graphs(options: dict[str, Any]) -> None:
-    """The layers' and the head's are kept by sizes of their own; the head's where it is fused."""
+    """Layers and head have graphs of their own sizes; the head only where the kernel has it all."""
     config = DecodeConfig(branches=2, block_size=8, max_new_tokens=16, max_rounds=4, **options)
-    step = compare(load("dream_0"), [[5, 6, 7], [9] * 13], config, Replayed)
-    assert isinstance(step, Replayed)
-    assert step._bodies
-    assert bool(step._heads) == ("top_p" not in options)
-    assert {sizes.drawing for sizes in step._heads} <= {"temperature" in options}
+    backend = compare(load("dream_0"), [[5, 6, 7], [9] * 13], config, Replayed)
+    assert isinstance(backend, Replayed)
+    assert backend._graphs.layers
+    assert bool(backend._graphs.heads) == ("top_p" not in options)
+    assert {sizes.sampling for sizes in backend._graphs.heads} <= {"temperature" in options}
 
 
-def test_what_was_committed_is_there_for_whoever_comes_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A prompt is settled at once, blocks with the next round, whoever's that is."""
+def test_pending_writes_are_done_before_the_next_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt is written at once, blocks by the next round, of any session."""
     llm = load("dream_0")
     fast, slow = (
         DecodeConfig(
@@ -159,27 +164,27 @@ def test_what_was_committed_is_there_for_whoever_comes_next(
     known = [5, 6, 7, 8] * (PAGE // 4)  # whole pages, so that none is copied
     asked = [(known, fast), (known, slow)]
     expected = [llm.generate(prompt, config).token_ids for prompt, config in asked]
-    runner = PagedRunner(llm.model, 4 * PAGE, step=Replayed)
+    runner = PagedRunner(llm.model, 4 * PAGE, backend=Replayed)
     llm.runner = runner
-    settled: list[int] = []
-    settle = runner.step._settle  # type: ignore[attr-defined]
+    written: list[int] = []
+    write_kv = runner.backend._write_kv  # type: ignore[attr-defined]
 
-    def noted(moves: layout.Moves[torch.Tensor]) -> None:
-        settled.append(int((moves.source >= 0).sum()))
-        settle(moves)
+    def recorded(writes: PendingKVWrites[torch.Tensor]) -> None:
+        written.append(int((writes.source >= 0).sum()))
+        write_kv(writes)
 
-    monkeypatch.setattr(runner.step, "_settle", noted)
+    monkeypatch.setattr(runner.backend, "_write_kv", recorded)
     outputs = [llm.generate(prompt, config) for prompt, config in asked]
     assert [output.token_ids for output in outputs] == expected
-    assert settled[:2] == [0, PAGE]  # nothing, and the prompt
-    assert settled.count(8) >= 2
+    assert written[:2] == [0, PAGE]  # nothing, and the prompt
+    assert written.count(8) >= 2
     assert [output.trace.rounds[0].cached for output in outputs] == [0, PAGE]
 
 
 def test_what_is_staged_can_be_installed_elsewhere() -> None:
     """By a runner that leaves its own commits to the next graph, as ranks of a group do."""
     llm = load("dream_0")
-    ours, theirs = (PagedRunner(llm.model, 2 * PAGE, step=Replayed) for _ in range(2))
+    ours, theirs = (PagedRunner(llm.model, 2 * PAGE, backend=Replayed) for _ in range(2))
     llm.runner = ours
     config = DecodeConfig(
         branches=1, block_size=8, max_new_tokens=24, threshold=0.0, attention="full"
@@ -200,45 +205,60 @@ def test_what_is_staged_can_be_installed_elsewhere() -> None:
         ours.commit([(own, winner)])
         session.record(0.0)
     assert commits > 1
-    ours.step.settle()
+    ours.backend.flush()
     for mine, installed in (
-        (ours.pages.keys, theirs.pages.keys),
-        (ours.pages.values, theirs.pages.values),
+        (ours.kv_cache.keys, theirs.kv_cache.keys),
+        (ours.kv_cache.values, theirs.kv_cache.values),
     ):
         assert torch.equal(mine[:, :cached], installed[:, :cached])
-    assert torch.equal(ours.step.carry[0], theirs.step.carry[0])
+    assert torch.equal(ours.backend.carry[0], theirs.backend.carry[0])
+
+
+def test_only_the_last_launch_can_be_waited_for() -> None:
+    """Its buffers hold the result of another one."""
+    llm = load("dream_0")
+    runner = PagedRunner(llm.model, 2 * PAGE, backend=Replayed)
+    slot = runner.open(DecodeConfig(), 16)
+    assert slot is not None
+    tokens, wanted = np.full((1, 4), 5), np.ones((1, 4), np.bool_)
+    plan = Plan(1, 0, 0, 0, tokens, np.array([4]), wanted, None)
+    given = make_batch([(slot, plan)], True), [runner._slots[slot].table], [DecodeConfig()]
+    first, second = (runner.backend.launch(*given) for _ in range(2))
+    with pytest.raises(RuntimeError, match="another forward was launched since"):
+        first.wait()
+    assert len(second.wait()[0]) == 4
 
 
 def test_graphs_are_dropped_and_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lopa.runner.backend_triton._MOST_GRAPHS", 1)
+    monkeypatch.setattr("lopa.runner.graphs._MOST_GRAPHS", 1)
     config = DecodeConfig(branches=1, block_size=8, max_new_tokens=16, max_rounds=4)
-    step = compare(load("dream_0"), [[5, 6, 7], [9] * 40], config, Replayed)
-    assert len(step._bodies) == len(step._heads) == 1
+    backend = compare(load("dream_0"), [[5, 6, 7], [9] * 40], config, Replayed)
+    assert isinstance(backend, Replayed)
+    assert len(backend._graphs.layers) == len(backend._graphs.heads) == 1
 
 
 def test_after_a_warm_up_nothing_is_captured() -> None:
     config = DecodeConfig(branches=1, block_size=8, max_new_tokens=8, max_rounds=3)
-    made: list[int] = []
+    captured: list[int] = []
 
-    class Noted(Replayed):
+    class Recorded(Replayed):
         def warm_up(self, tokens: int) -> None:
             super().warm_up(tokens)
-            made.append(self.captured)
+            captured.append(self._graphs.captured)
 
-    step = compare(load("dream_0"), [[5, 6, 7]], config, Noted, warmup=64)
-    assert isinstance(step, Noted)
-    assert made == [step.captured]
-    assert made[0] > 2
+    backend = compare(load("dream_0"), [[5, 6, 7]], config, Recorded, warmup=64)
+    assert isinstance(backend, Recorded)
+    assert captured == [backend._graphs.captured]
+    assert captured[0] > 2
 
 
-def test_what_is_warmed_up_is_what_comes() -> None:
-    llm = load("dream_0")
-    step = FusedStep(llm.model, llm.runner.pages)  # type: ignore[attr-defined]
-    bodies, heads = map(set, step._common_sizes(700))
+def test_a_warm_up_covers_every_size() -> None:
+    group = 7
+    layers, heads = map(set, common_sizes(700, group))
     generator = np.random.default_rng(0)
     for _ in range(300):
         tokens = int(generator.integers(1, 701))
         rows, wanted = generator.integers(1, [min(16, tokens) + 1, tokens + 1]).tolist()
-        assert layout.rounded_body(tokens, rows, step._group) in bodies
-        assert layout.HeadSizes(layout.rounded_head(wanted), False) in heads
-    assert len(bodies) + len(heads) < 40
+        assert graph_inputs.round_layers(tokens, rows, group) in layers
+        assert graph_inputs.HeadSizes(graph_inputs.round_head(wanted), False) in heads
+    assert len(layers) + len(heads) < 40

@@ -1,13 +1,13 @@
-"""Which algorithm of the library is the fastest for each product of a model: the engine's table.
+"""The fastest cuBLASLt algorithm for each product of a model: writes the table of the package.
 
-    python measurements/products.py [--model dream-7b] [--tokens 32,64,96,128,192,256,384,512] \\
-        [--header cublasLt.h --seconds 4]
+    python measurements/cublaslt_algorithms.py [--model dream-7b] \\
+        [--tokens 32,64,96,128,192,256,384,512] [--header cublasLt.h --seconds 4]
 
-Tries what cublasLt proposes, then, given the header that names its tiles, for some seconds a shape
-what its algorithms can be set to, those first that keep all multiprocessors busy. Each is timed in
-a graph over weights that do not fit in the cache; the best few once more, in turn with torch's own
-choice. One that is at least 1.5 % faster goes into src/lopa/kernels/cublaslt_algorithms.json,
-beside what other devices and versions have there.
+Tries what cuBLASLt proposes. With the header, which names its tiles, it also tries other settings
+of its algorithms for some seconds per shape, those first that keep all multiprocessors busy. Each
+is timed in a graph over weights that do not fit the L2 cache, and the best few once more, in turn
+with torch's own choice. One that is at least 1.5 % faster goes into
+src/lopa/kernels/cublaslt_algorithms.json, beside the entries of other devices and versions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from graph_time import microseconds
 from lopa.atomic_write import write_lines
-from lopa.kernels.cublaslt import Algorithm, Library, Shape
+from lopa.kernels.cublaslt import WORKSPACE, Algorithm, CublasLt, HeuristicResult, Shape
 from lopa.models.families import dummy_shapes
 
 TABLE = Path(__file__).parent.parent / "src/lopa/kernels/cublaslt_algorithms.json"
@@ -39,6 +39,7 @@ MOST_SPLITS = 6
 # cublasLt.h: what an algorithm can be set to
 ID, TILE, SPLITS, REDUCTION, SWIZZLE, CUSTOM, STAGES = range(7)
 TILE_IDS, CUSTOM_MOST = 6, 7
+MAX_WORKSPACE = 1  # of a preference
 
 
 def shapes_of(model: str, tokens: list[int]) -> list[Shape]:
@@ -55,8 +56,32 @@ def shapes_of(model: str, tokens: list[int]) -> list[Shape]:
     return [Shape(t, *product) for product in products for t in tokens]
 
 
-class Searched(Library):
-    """The library, with what it takes to set its algorithms by hand."""
+class Searched(CublasLt):
+    """With the calls that list algorithms and set them by hand."""
+
+    def proposals(self, shape: Shape, most: int = 64) -> list[Algorithm]:
+        """What cuBLASLt proposes, its own choice first."""
+        preference = ctypes.c_void_p()
+        self._call("MatmulPreferenceCreate", ctypes.byref(preference))
+        size = ctypes.c_uint64(WORKSPACE)
+        self._call(
+            "MatmulPreferenceSetAttribute",
+            preference,
+            MAX_WORKSPACE,
+            ctypes.byref(size),
+            ctypes.c_size_t(8),
+        )
+        found, count = (HeuristicResult * most)(), ctypes.c_int()
+        what, w, x, out = self._describe(shape)
+        self._call(
+            "MatmulAlgoGetHeuristic",
+            *(self._handle, what, w, x, out, out, preference),
+            most,
+            found,
+            ctypes.byref(count),
+        )
+        self._call("MatmulPreferenceDestroy", preference)
+        return [tuple(one.algorithm) for one in found[: count.value]]
 
     def settings(
         self, shape: Shape, like: Algorithm, tiles: dict[int, tuple[int, int]]
@@ -81,7 +106,7 @@ class Searched(Library):
                 values = {TILE: tile, SPLITS: splits, CUSTOM: option}
                 values[REDUCTION] = 2 if splits > 1 else 0  # in fp32
                 able = all(self._put(one, name, value) for name, value in values.items())
-                if able and self.can(shape, tuple(one)):
+                if able and self.supports(shape, tuple(one)):
                     yield tuple(one)
 
     def described(self, algorithm: Algorithm) -> dict[str, int]:
@@ -165,14 +190,14 @@ def search(
     return line
 
 
-def written(known: list[dict[str, Any]]) -> list[str]:
-    """The table as JSON, a product a line."""
-    entries = []
-    for entry in known:
-        head = {name: value for name, value in entry.items() if name != "products"}
-        products = ",\n  ".join(map(json.dumps, entry["products"]))
-        entries.append(f'{json.dumps(head)[:-1]}, "products": [\n  {products}\n]}}')
-    return ["[" + ",\n".join(entries) + "]"]
+def written(entries: list[dict[str, Any]]) -> list[str]:
+    """The table as JSON, one algorithm per line."""
+    texts = []
+    for entry in entries:
+        head = {name: value for name, value in entry.items() if name != "algorithms"}
+        lines = ",\n  ".join(map(json.dumps, entry["algorithms"]))
+        texts.append(f'{json.dumps(head)[:-1]}, "algorithms": [\n  {lines}\n]}}')
+    return ["[" + ",\n".join(texts) + "]"]
 
 
 def tile_sizes(header: Path | None) -> dict[int, tuple[int, int]]:
@@ -197,24 +222,24 @@ def main() -> None:
     torch.manual_seed(0)
     library = Searched.on(torch.device("cuda"))
     if library is None:
-        sys.exit("torch has cublasLt inside: there is nothing to choose from")
+        sys.exit("torch links cuBLASLt statically: its algorithms cannot be chosen")
     device = torch.cuda.get_device_name()
     tiles = tile_sizes(options.header)
-    known = json.loads(options.table.read_text()) if options.table.exists() else []
+    entries = json.loads(options.table.read_text()) if options.table.exists() else []
     here = {"device": device, "version": library.version}
-    entry = next((e for e in known if e.items() >= here.items()), None)
+    entry = next((e for e in entries if e.items() >= here.items()), None)
     if entry is None:
-        entry = here | {"products": []}
-        known.append(entry)
+        entry = here | {"algorithms": []}
+        entries.append(entry)
     for shape in shapes_of(options.model, [int(t) for t in options.tokens.split(",")]):
         line = search(library, shape, options.seconds or 4.0, tiles)
         print(json.dumps({k: v for k, v in line.items() if k != "algorithm"}), flush=True)
-        others = [p for p in entry["products"] if p["shape"] != line["shape"]]
+        others = [a for a in entry["algorithms"] if a["shape"] != line["shape"]]
         if "algorithm" in line:
             kept = {k: line[k] for k in ("shape", "us", "torch_us", "algorithm")}
             others.append(kept)
-        entry["products"] = sorted(others, key=lambda p: p["shape"])
-        write_lines(options.table, written(known))
+        entry["algorithms"] = sorted(others, key=lambda a: a["shape"])
+        write_lines(options.table, written(entries))
 
 
 if __name__ == "__main__":

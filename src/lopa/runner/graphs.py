@@ -1,0 +1,150 @@
+"""CUDA graphs of the layers and of the head, captured once per size and replayed.
+
+A graph first copies its inputs from a pinned buffer on the host. To run another batch of the same
+sizes, its buffer is filled and it is replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from lopa.runner import graph_inputs
+from lopa.runner.graph_inputs import (
+    HeadInputs,
+    HeadSizes,
+    HostLayerInputs,
+    LayerInputs,
+    LayerSizes,
+)
+from lopa.types import IntArray
+
+_MOST_GRAPHS = 96  # sizes of the layers, and as many of the head
+_FIRST_LAYERS = 1  # in a graph of their own, which starts while the host launches the long rest
+
+RunLayers = Callable[[LayerInputs[Tensor]], Iterator[None]]  # yields after each layer
+RunHead = Callable[[HeadInputs[Tensor], HeadSizes], Tensor]  # → [3, N] int32
+
+_Sizes = TypeVar("_Sizes")
+_Graph = TypeVar("_Graph")
+
+
+@dataclass(slots=True)
+class LayerGraph:
+    parts: list[torch.cuda.CUDAGraph]  # replayed one after another
+    inputs: HostLayerInputs
+    buffers: tuple[Tensor, ...]  # what the graphs read and write, kept as long as they are
+
+
+@dataclass(slots=True)
+class HeadGraph:
+    parts: list[torch.cuda.CUDAGraph]
+    inputs: HeadInputs[IntArray]
+    out: IntArray  # [3, N] int32, pinned: token, and the bits of max_prob and ranking
+    buffers: tuple[Tensor, ...]
+
+
+class GraphCache:
+    """Graphs by size; the least recently used are dropped."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.layers: dict[LayerSizes, LayerGraph] = {}
+        self.heads: dict[HeadSizes, HeadGraph] = {}
+        self._on_gpu = device.type == "cuda"
+        self._is_busy = False
+        self.clear()
+
+    def layer_graph(self, sizes: LayerSizes, run: RunLayers) -> LayerGraph:
+        return _cached(self.layers, sizes, lambda: self._capture_layers(sizes, run))
+
+    def head_graph(self, sizes: HeadSizes, run: RunHead) -> HeadGraph:
+        return _cached(self.heads, sizes, lambda: self._capture_head(sizes, run))
+
+    def replay(self, graph: LayerGraph | HeadGraph) -> None:
+        self._is_busy = True
+        for part in graph.parts:
+            part.replay()
+
+    def wait(self) -> None:
+        """Until the device has read and written the buffers of what was replayed."""
+        if self._is_busy:
+            torch.cuda.current_stream(self.device).synchronize()
+            self._is_busy = False
+
+    def clear(self) -> None:
+        """Drop all graphs and their memory pool: tensors that they use have been replaced."""
+        self.wait()
+        self.layers.clear()
+        self.heads.clear()
+        self._pool = torch.cuda.graph_pool_handle() if self._on_gpu else None
+
+    @torch.inference_mode()
+    def _capture_layers(self, sizes: LayerSizes, run: RunLayers) -> LayerGraph:
+        on_host = graph_inputs.layer_buffer(sizes, pinned=self._on_gpu)
+        on_device = on_host.to(self.device)
+        inputs = graph_inputs.split_layers(on_device, sizes)
+
+        def work() -> Iterator[None]:
+            on_device.copy_(on_host, non_blocking=True)
+            for done, _ in enumerate(run(inputs), 1):
+                if done == _FIRST_LAYERS:
+                    yield
+
+        parts = self._capture(work)
+        return LayerGraph(parts, HostLayerInputs(on_host, sizes), (on_host, on_device))
+
+    @torch.inference_mode()
+    def _capture_head(self, sizes: HeadSizes, run: RunHead) -> HeadGraph:
+        on_host = graph_inputs.head_buffer(sizes, pinned=self._on_gpu)
+        on_device = on_host.to(self.device)
+        inputs = graph_inputs.split_head(on_device, sizes)
+        out = torch.zeros(3, sizes.wanted, dtype=torch.int32, pin_memory=self._on_gpu)
+
+        def work() -> Iterator[None]:
+            on_device.copy_(on_host, non_blocking=True)
+            out.copy_(run(inputs, sizes), non_blocking=True)
+            yield from ()
+
+        arrays = graph_inputs.head_arrays(on_host, sizes)
+        return HeadGraph(self._capture(work), arrays, out.numpy(), (on_host, on_device, out))
+
+    def _capture(self, work: Callable[[], Iterator[None]]) -> list[torch.cuda.CUDAGraph]:
+        """One graph up to each yield of the work, and one of the rest."""
+        for _ in range(2):  # trial runs, which compile kernels and load libraries
+            for _ in work():
+                pass
+        torch.cuda.synchronize(self.device)
+        graphs, rest = [], work()
+        is_last = False
+        while not is_last:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                is_last = next(rest, "done") is not None
+            graphs.append(graph)
+        return graphs
+
+
+def common_sizes(tokens: int, group: int) -> tuple[list[LayerSizes], list[HeadSizes]]:
+    """Of all batches of up to so many tokens in up to 16 rows, without sampling.
+
+    The largest first, so that the others reuse its memory.
+    """
+    counts = range(tokens, 0, -1)
+    layers = {graph_inputs.round_layers(count, 1, group): None for count in counts}
+    heads = {HeadSizes(graph_inputs.round_head(count), False): None for count in counts}
+    return list(layers), list(heads)
+
+
+def _cached(graphs: dict[_Sizes, _Graph], sizes: _Sizes, capture: Callable[[], _Graph]) -> _Graph:
+    graph = graphs.pop(sizes, None)
+    if graph is None:
+        if len(graphs) >= _MOST_GRAPHS:
+            graphs.pop(next(iter(graphs)))
+        graph = capture()
+    graphs[sizes] = graph  # the last used is the last key
+    return graph
