@@ -48,7 +48,7 @@ class LLM:
     adapter: a PEFT LoRA (folder or hub id), merged on loading.
     quantize: "fp8" or "int8": the linear layers' precision.
     backend: "triton" (fused kernels and graphs), "sdpa" or "reference"; by default the fastest
-    that the device has. On Hopper in bf16, "triton" keeps the large weights a second time, packed
+    that the device has. On Hopper in bf16, "triton" also keeps the large weights compressed
     without loss, where that takes at most a quarter of the memory beside weights and cache: rounds
     of up to 64 tokens are faster so, and rounded otherwise.
     cache_tokens: room of the KV cache; by default what the device's memory allows.
