@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cuda_support import bf16, check_compiled
+from cuda_support import Launches, bf16, check_compiled
 from safetensors import safe_open
 from torch import Tensor
 
@@ -308,40 +308,28 @@ def test_without_a_kernel_nothing_is_compressed(
 
 
 @pytest.mark.parametrize("name", ["gate_up", "down"])
-def test_what_is_launched(name: str, on_hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched: list[Any] = []
-    kernel = SimpleNamespace(launch=lambda *given: launched.append(given))
+def test_arguments(name: str, on_hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Launches("compressed_gemm", monkeypatch)
     monkeypatch.setattr(module, "_kernel", lambda device, tiling: kernel)
-    monkeypatch.setattr(nvrtc, "TensorMap", lambda view, box: (tuple(view.shape), box))
-    (rows, inner, gated), tiling = DREAM[name]
-    assert tiling is not None
     data = torch.empty(0, dtype=torch.uint8, device="meta")
     monkeypatch.setattr(module, "encode", lambda weight, tiling: data)
-    one = compress(bf16(rows, inner), gated=gated)
-    assert one is not None
-    columns = rows // 2 if gated else rows
-    out = one(bf16(50, inner))
-    assert out.shape == (50, columns)
-    [(grid, x_map, weight, to, *sizes, partial, arrived)] = launched
-    assert grid == (tiling.units * tiling.split,)
-    assert x_map == ((50, inner), (MAX_TOKENS, CHUNK))
-    assert weight is data
-    assert to is out
-    assert sizes == [50, columns, inner, tiling.units]
-    assert partial.nbytes == tiling.partial_bytes
-    assert arrived.shape == ((16, 9) if tiling.split > 1 else (0, 2))
-    for x in (bf16(65, inner), bf16(50, inner).half(), bf16(inner, 50).t()):
-        assert not one.supports(x)
+    (rows, inner, gated), _ = DREAM[name]
+    weight = compress(bf16(rows, inner), gated=gated)
+    assert weight is not None
+    for tokens in (1, 50, 64):
+        assert weight(bf16(tokens, inner)).shape == (tokens, rows // 2 if gated else rows)
+    assert kernel.count == 3
+
+
+def test_what_is_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_kernel", lambda device, tiling: "a kernel")
+    data = torch.empty(0, dtype=torch.uint8)
+    weight = CompressedWeight(CompressedTiling(14, 16, 8, False), data, 3584, 18944)
+    assert weight.supports(bf16(64, 18944))
+    for x in (bf16(65, 18944), bf16(50, 18944).half(), bf16(18944, 50).t()):
+        assert not weight.supports(x)
         with pytest.raises(ValueError, match=r"no kernel for \["):
-            one(x)
-
-
-def test_counters_start_at_zero() -> None:
-    one = CompressedWeight(
-        CompressedTiling(14, 16, 8, False), torch.empty(0, dtype=torch.uint8), 3584, 18944
-    )
-    assert not one._arrived.any()
-    assert one._arrived.dtype is torch.int32
+            weight(x)
 
 
 def test_trained_weights_are_compressible() -> None:

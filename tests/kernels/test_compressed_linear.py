@@ -12,6 +12,7 @@ from cuda_support import FakeCompressed
 from torch import Tensor
 
 from lopa import LLM
+from lopa.engine import llm as llm_module
 from lopa.engine import loader
 from lopa.kernels import compressed_linear
 from lopa.kernels.compressed_linear import CompressedLinear, compress_linears
@@ -124,7 +125,7 @@ def test_before_the_cache_has_its_memory(
         free[0] = 10**5
 
     monkeypatch.setattr(loader, "prepare", recorded)
-    monkeypatch.setattr(loader, "check_fits", lambda *args: None)
+    monkeypatch.setattr(llm_module, "check_fits", lambda *args: None)
     llm = LLM("dummy:dream-tiny", device="cpu", dtype="float32", cache_tokens=cache_tokens)
     each = token_bytes(llm.config, torch.float32)
     assert given == [10**6 - (cache_tokens or 0) * each]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from lopa.kernels.triton.kv_write import PendingKVWrites, Staged, gather, write_kv
-from lopa.runner import graph_inputs
 
 LAYERS, TOKENS, CACHE_TOKENS, HEADS, DIM, SLOTS, SIZE = 3, 10, 20, 2, 24, 5, 40
 
@@ -54,17 +52,3 @@ def test_gather() -> None:
     hidden, carry = torch.randn(TOKENS, SIZE), torch.randn(SLOTS, SIZE)
     found = gather(hidden, carry, ints(3, -1, 0, -5, 9))
     assert torch.equal(found, torch.stack([hidden[3], carry[0], hidden[0], carry[4], hidden[9]]))
-
-
-def test_nothing_is_left_of_an_earlier_round() -> None:
-    sizes = graph_inputs.round_layers(40, 2, 2)
-    buffer = graph_inputs.layer_buffer(sizes)
-    arrays = graph_inputs.HostLayerInputs(buffer, sizes).arrays
-    writes = graph_inputs.pending_writes(graph_inputs.split_layers(buffer, sizes))
-    assert writes.source.eq(-1).all()
-    assert writes.carry_source.eq(-1).all()
-    for numbers in ([[4, 5], [8, 9], [5, 1], [0, 3]], [[6], [7], [6], [2]]):
-        graph_inputs.fill_writes(arrays, PendingKVWrites(*np.array(numbers)))
-    assert [int(part[0]) for part in writes] == [6, 7, 6, 2]
-    assert writes.source[1:].eq(-1).all()
-    assert writes.carry_source[1:].eq(-1).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,10 +43,15 @@ class FakeDriver:
         """Reads the arguments during the call: their memory is freed behind it."""
         kinds = ctypes.c_void_p, ctypes.c_int
         values = [kind.from_address(p).value for kind, p in zip(kinds, pointers, strict=False)]
-        attribute = config.attributes[0]
         self.seen["values"] = values, list(pointers)[2:]
-        self.seen["config"] = list(config.grid), list(config.block), config.shared, config.stream
-        self.seen["attributes"] = config.count, attribute.id, attribute.value[0]
+        # The bytes of CUlaunchConfig: grid, block, shared memory, stream, attributes, their number
+        *sizes, stream, attributes, count = struct.unpack("@7I2NI4x", bytes(config))
+        self.seen["config"] = sizes[:3], sizes[3:6], sizes[6], stream
+        # And of a CUlaunchAttribute: its id, padding, a union of 64 bytes
+        self.seen["attributes"] = (
+            count,
+            *struct.unpack("@i4xi60x", ctypes.string_at(attributes, 72)),
+        )
 
 
 @pytest.fixture

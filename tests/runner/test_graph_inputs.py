@@ -110,3 +110,17 @@ def test_after_an_interrupt_everything_is_written_again(
         one.fill(first, None, GROUP)
     sizes = first.size, len(first.metadata.row_begin)
     assert contents(inputs.arrays, *sizes) == contents(fresh.arrays, *sizes)
+
+
+def test_nothing_is_left_of_an_earlier_round() -> None:
+    sizes = graph_inputs.round_layers(40, 2, 2)
+    buffer = graph_inputs.layer_buffer(sizes)
+    arrays = graph_inputs.HostLayerInputs(buffer, sizes).arrays
+    writes = graph_inputs.pending_writes(graph_inputs.split_layers(buffer, sizes))
+    assert writes.source.eq(-1).all()
+    assert writes.carry_source.eq(-1).all()
+    for numbers in ([[4, 5], [8, 9], [5, 1], [0, 3]], [[6], [7], [6], [2]]):
+        graph_inputs.fill_writes(arrays, PendingKVWrites(*np.array(numbers)))
+    assert [int(part[0]) for part in writes] == [6, 7, 6, 2]
+    assert writes.source[1:].eq(-1).all()
+    assert writes.carry_source[1:].eq(-1).all()

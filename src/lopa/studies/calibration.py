@@ -1,4 +1,4 @@
-"""What does a branch's score tell, and how sure must a lookahead token be?
+"""What does a branch's score tell, and how confident must a lookahead token be?
 
 Scores: all definitions are computed on the same rounds, those of the settings given. *Within* a
 round: over its branches, the score against the tokens that each would bring now if it won. *Ahead*:
@@ -91,7 +91,7 @@ def _predicts(name: str, notes: Sequence[Mapping[str, Any]]) -> Findings:
 
 
 def _placed(samples: Sequence[Sample]) -> list[Findings]:
-    """Answers by their least sure lookahead token that won: how many, and how many are right."""
+    """Answers by the least confident lookahead token that won: how many, and how many right."""
     edges = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.01)
     groups: list[list[bool]] = [[] for _ in edges[1:]]
     for sample in samples:
