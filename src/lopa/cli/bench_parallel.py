@@ -110,7 +110,7 @@ def bench_scaling(
         float | None,
         typer.Option(help="Host time of the protocol, ms (default: 0.2).", show_default=False),
     ] = None,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it as well.")] = None,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Plot it as well.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """What more devices would give: measured rounds of one device, and a modelled link."""
@@ -159,9 +159,9 @@ def bench_scaling(
             ],
         )
     if picture is not None:
-        from lopa.bench.scaling_plot import draw
+        from lopa.bench.scaling_plot import plot
 
         host_ = found["host"]
         title = f"{host_['model']}, {host_['device']}, {host_['dtype']}, k = {branches}"
         large = model.config.parameters > 5e9
-        draw(points, f"{title}, window {window}", tokens, picture, paper=large)
+        plot(points, f"{title}, window {window}", tokens, picture, paper=large)

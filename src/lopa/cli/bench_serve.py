@@ -38,7 +38,7 @@ def bench_serve(
     ] = "{}",
     seed: Annotated[int, typer.Option(min=0, help="Of prompts and arrivals.")] = 0,
     picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the figures (needs lopa[plots]).")
+        Path | None, typer.Option(metavar="FILE", help="Plot the figures (needs lopa[plots]).")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -54,7 +54,7 @@ def bench_serve(
 
     prompts = [problem.prompt for problem in problems(task, "eval", 50, seed)]
     try:
-        from lopa.bench.serve_load import Endpoint, draw_picture, first_model, offer
+        from lopa.bench.serve_load import Endpoint, first_model, offer, plot_load
     except ImportError as error:
         raise LopaError(f"this needs {error.name}: pip install 'lopa[serve]'") from None
     url = url.rstrip("/")
@@ -73,7 +73,7 @@ def bench_serve(
             found.append(asyncio.run(load))
     if picture is not None:
         try:
-            draw_picture(found, str(picture))
+            plot_load(found, str(picture))
         except ImportError as error:
             raise LopaError(f"the picture needs {error.name}: pip install 'lopa[plots]'") from None
     if as_json:

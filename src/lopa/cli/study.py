@@ -196,7 +196,7 @@ def _tell(
         print(f"{run['task']} (eval), {run['problems']} problems, seed {run['seed']}")
         print_table(*experiment.table(findings))
         print(experiment.reading(findings))
-    _draw(experiment, findings, folder / name)
+    _plot(experiment, findings, folder / name)
 
 
 def _products(llm: Any) -> dict[str, str]:
@@ -207,7 +207,7 @@ def _products(llm: Any) -> dict[str, str]:
     return {"products": "TF32"} if fast and llm.dtype == torch.float32 else {}
 
 
-def _draw(experiment: Any, findings: Any, path: Path) -> None:
+def _plot(experiment: Any, findings: Any, path: Path) -> None:
     from lopa.evaluation.plots import require_plots, save
 
     try:
@@ -215,5 +215,5 @@ def _draw(experiment: Any, findings: Any, path: Path) -> None:
     except ConfigError as error:
         note(f"figures are in {path}.json; {error}")
         return
-    pictures = save(experiment.draw(findings), path)
+    pictures = save(experiment.plot(findings), path)
     note(f"figures and pictures are in {path.parent}: {', '.join(p.name for p in pictures)}")

@@ -22,7 +22,7 @@ class Variant(Decoder):
 
 
 class RandomPositions(Variant):
-    """Looks ahead at masks drawn by lot, not at those ranked first."""
+    """Looks ahead at random masks, not at those ranked first."""
 
     def _ranked(self, ranking: FloatArray) -> FloatArray:
         return self.dice.random(len(ranking))
@@ -43,7 +43,7 @@ class RandomWinner(Variant):
 
 
 class RandomOrder(RandomPositions):
-    """Places the token of a mask drawn by lot in every round, then fills what passes."""
+    """Places the token of a random mask in every round, then fills what passes the threshold."""
 
     def _select(self, scores: lookahead.Scores) -> int:
         return 0  # the lookahead, where there is one
