@@ -1,7 +1,7 @@
 """Matrix products in bf16 by the algorithm that was the fastest in a trial on such a device.
 
 The library has many for one shape and proposes one; on an H200 another is often faster, by up to a
-fifth (measurements/engine.md).
+fifth (measurements/kernels.md).
 Trying them at run time would make an answer depend on the noise of the trial, so the choice is a
 table that belongs to the package (`cublaslt_algorithms.json`, made by `measurements/products.py`).
 Shapes, devices and versions of the library that it does not know go by torch's own choice.

@@ -1,7 +1,7 @@
 """Weights of 12¼ bits that are their bf16 exactly, and products of few tokens by them on Hopper.
 
 So few tokens take as long as their weights take to be read: three quarters of it so. `packed.cu` is
-the kernel; measurements/engine.md has what it gains.
+the kernel; measurements/kernels.md has what it gains.
 
 Of the eight bits of a weight's exponent the upper seven are much the same for all of them. A
 record, 16 rows by 64 columns, has the least of these once, its base, and for every weight in three

@@ -12,7 +12,7 @@
 //
 // The tokens are wgmma's right factor, which goes through the tensor cores one token after another:
 // where neighbours are alike, fewer bits change, and with so many tokens a product takes as long as
-// its energy takes (measurements/engine.md).
+// its energy takes (measurements/kernels.md).
 //
 // Blocks work in pairs, on the same rows for two tiles of tokens, so that they share the weights.
 //

@@ -2,7 +2,7 @@
 
 Gated is the first half of a feed-forward, silu(x · gateᵀ) · (x · upᵀ), in one go. It pays where its
 tiles keep the device busy, and the plain one for the head of several hundred positions alone
-(measurements/engine.md); elsewhere the library's products are as good or better.
+(measurements/kernels.md); elsewhere the library's products are as good or better.
 """
 
 from __future__ import annotations
