@@ -1,4 +1,4 @@
-"""Does `auto` with the quality guard trade accuracy for tokens per forward better than a fixed k?
+"""Does `auto` trade accuracy for tokens per forward better than a fixed k?
 
 One curve along the threshold for each fixed k under the published rules, and for auto under the
 published rules, under these without lookahead at EOS, and under the default ones; one more for as

@@ -50,10 +50,10 @@ def run(study: Study) -> Findings:
 
 def table(findings: Findings) -> Table:
     heads = ("order", "accuracy", "TPF", "faster than random orders")
-    random = findings["random"]
+    random = findings["random"]  # no interval: its answers are not of as many problems
     rows = [
         ("random, slowest of each problem", "", f"{_mean(findings, 0):.2f}", ""),
-        ("random, all", accuracy(random), f"{random['tpf']:.2f}", ""),
+        ("random, all", f"{random['accuracy']:.1%}", f"{random['tpf']:.2f}", ""),
         ("random, fastest of each problem", "", f"{_mean(findings, -1):.2f}", ""),
     ]
     for name in OURS:
@@ -66,9 +66,8 @@ def reading(findings: Findings) -> str:
     spread = [p["random_tpf"][-1] / p["random_tpf"][0] for p in findings["problems"]]
     return (
         f"The fastest of {findings['orders']} random orders of a problem has "
-        f"{sum(spread) / len(spread):.1f} times the TPF of the slowest; {OURS[1]}, is faster than "
-        f"{_faster(findings, OURS[1]):.0%} of them. The interval of the random orders counts every "
-        "answer as a problem of its own and is too narrow."
+        f"{sum(spread) / len(spread):.1f} times the TPF of the slowest. {OURS[1]}, is faster than "
+        f"{_faster(findings, OURS[1]):.0%} of them."
     )
 
 

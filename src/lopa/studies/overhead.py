@@ -1,4 +1,7 @@
-"""Where does the time of a round go, by the number of branches?"""
+"""Where does the time of a round go, by the number of branches?
+
+The forward includes what the host does to launch it and to read its statistics.
+"""
 
 from __future__ import annotations
 
@@ -82,8 +85,7 @@ def reading(findings: Findings) -> str:
     most = list(host)[-1]
     return (
         f"Outside the forward a round takes {next(iter(host.values())):.2f} ms without branches "
-        f"and {host[most]:.2f} ms with {most}. The forward includes what the host does to launch "
-        "it and to read its statistics."
+        f"and {host[most]:.2f} ms with {most}."
     )
 
 

@@ -75,8 +75,7 @@ def reading(findings: Findings) -> str:
     )
     return (
         f"A commit takes at most {commit:.2%} of the forward's time, the all-gather of statistics "
-        f"at most {gather:.2%}. Pre-Write has no time of its own: keys and values stay where the "
-        "forward makes them."
+        f"at most {gather:.2%}."
     )
 
 
