@@ -24,8 +24,8 @@ MASK, EOS, VOCAB = 151666, 151643, 150000
 
 def made_up(rng: np.random.Generator, plan: Plan, fill_share: float) -> Stats:
     shape = plan.rows.shape
-    sure = rng.random(shape) < fill_share
-    max_prob = np.where(sure, 0.97, 0.8 * rng.random(shape)).astype(np.float32)
+    confident = rng.random(shape) < fill_share
+    max_prob = np.where(confident, 0.97, 0.8 * rng.random(shape)).astype(np.float32)
     ranking = np.log(max_prob + 1e-6).astype(np.float32)
     return Stats(rng.integers(0, VOCAB, shape), max_prob, ranking)
 
