@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The figures in docs/results.md and measurements/engine.md that want a GPU, a file each:
+# The figures in docs/results.md and measurements/kernels.md that need a GPU, a file each:
 #
-#     bash measurements/gpu.sh OUT [checks|rounds|together|precision|speed|auto|branches|floors|ablation …]
+#     bash measurements/gpu.sh OUT [checks|rounds|throughput|precision|speed|auto|branches|floors|ablation …]
 #
 # Parts that are not named are left out; without a name all of them run. What a part has decoded
 # before (precision, auto, branches, floors, ablation) is not decoded again if OUT has it. LIMIT:
@@ -9,7 +9,7 @@
 set -uo pipefail
 out=${1:?where do the files go?}
 shift
-parts=${*:-checks rounds together precision speed auto branches floors ablation}
+parts=${*:-checks rounds throughput precision speed auto branches floors ablation}
 mkdir -p "$out"
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 python=${PYTHON:-python3}
@@ -51,16 +51,16 @@ for part in $parts; do
                 --branches 0,1,3,7,14 --window 64,96 --prefix 768 --passes 3
         done
         ;;
-    together)
+    throughput)
         for kind in bf16 fp8; do
             with=(--decoder d2f --max-new-tokens 64 --limit 32 --together 32)
             [ $kind = bf16 ] || with+=(--quantize $kind)
-            # Tokens a row: two blocks of 32; one block at a time, of 32 and of 16.
-            measure together_${kind}_64.json "${lopa[@]}" bench decode "${seven[@]}" "${with[@]}"
+            # Tokens per row: two blocks of 32; one block at a time, of 32 and of 16.
+            measure throughput_${kind}_64.json "${lopa[@]}" bench decode "${seven[@]}" "${with[@]}"
             with+=(--append-at 1)
-            measure together_${kind}_32.json "${lopa[@]}" bench decode "${seven[@]}" "${with[@]}"
+            measure throughput_${kind}_32.json "${lopa[@]}" bench decode "${seven[@]}" "${with[@]}"
             with+=(--block-size 16)
-            measure together_${kind}_16.json "${lopa[@]}" bench decode "${seven[@]}" "${with[@]}"
+            measure throughput_${kind}_16.json "${lopa[@]}" bench decode "${seven[@]}" "${with[@]}"
         done
         ;;
     precision) measure precision.txt "$python" measurements/precision.py --out "$out/precision.jsonl" ;;

@@ -1,11 +1,10 @@
 """What lower precision does to the built-in model's answers, against fp32.
 
     python measurements/precision.py --out measurements/precision.jsonl [--limit 500]
-    python measurements/precision.py --out measurements/precision.jsonl --report docs/results.md
 
 A line for each task, decoder and precision: accuracy, tokens per forward, the share of answers that
 are the same token for token, and of an answer's tokens how many come before the first difference.
-Lines that are there already are not made again. The second command puts them into a page.
+Lines that are there already are not made again.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from lopa import LLM, DecodeConfig
 from lopa.config import PAPER
 from lopa.evaluation.evaluate import evaluate
 from lopa.tasks import ROOM
-from marks import put_in, table
 
 # name: dtype, quantize; fp32 first, since the others are held against it
 PRECISIONS: dict[str, tuple[str, str | None]] = {
@@ -40,27 +38,6 @@ def same_until(ours: list[int], plain: list[int]) -> float:
     return first / len(plain)
 
 
-def write_table(lines: list[dict[str, Any]], page: Path) -> None:
-    """A table between its marks."""
-    heads = ("task", "branches", "precision", "accuracy", "TPF", "identical", "same until")
-    rows = []
-    for line in sorted(lines, key=lambda x: (x["task"] != "words", x["branches"])):
-        low, high = line["interval"]
-        cells = [
-            line["task"],
-            str(line["branches"]),
-            line["precision"],
-            f"{line['accuracy']:.1%} ({low:.1%} … {high:.1%})",
-            f"{line['tpf']:.2f}",
-            f"{line['identical']:.1%}",
-            f"{line['same_until']:.1%}",
-        ]
-        rows.append(cells)
-    first = lines[0]
-    said = f"{first['problems']} problems a line; {first['device']}, torch {first['torch']}."
-    put_in(page, "precision", "\n".join([*table(heads, rows), "", said]))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
@@ -70,12 +47,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=125)
     parser.add_argument("--precisions", default=",".join(PRECISIONS))
-    parser.add_argument("--report", type=Path, metavar="PAGE", help="measure nothing: write there")
     options = parser.parse_args()
     lines = options.out.read_text().splitlines() if options.out.exists() else []
-    if options.report:
-        write_table([json.loads(line) for line in lines], options.report)
-        return
     done = {tuple(json.loads(x)[n] for n in ("task", "branches", "precision")) for x in lines}
     plain: dict[tuple[str, int], list[list[int]]] = {}
     for precision in options.precisions.split(","):

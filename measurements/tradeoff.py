@@ -41,7 +41,7 @@ def grid() -> list[dict[str, Any]]:
     for split in ("eval", "held-out"):
         for task in TASKS:
             for attention in ATTENTIONS:
-                # Never above the threshold, one block forced at a time: one token a round.
+                # Never above the threshold, one block forced at a time: one token per round.
                 one = {"decoder": "d2f", "threshold": 1.0, "activate_at": 1.0}
                 add(task, split, attention=attention, **one)
                 for k in (0, 7):

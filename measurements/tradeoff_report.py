@@ -1,29 +1,76 @@
-"""The table and the picture of docs/results.md, from the lines of measurements/tradeoff.py.
-
-    python measurements/tradeoff_report.py measurements/tradeoff.jsonl docs
-
-Writes docs/tradeoff.png (needs matplotlib) and puts the table between its marks in results.md.
-"""
+"""Tables and picture of accuracy against tokens per forward, from `measurements/tradeoff.py`."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from marks import put_in
+from markdown_sections import accuracy, read_lines, table, widest
 
+RECORD = Path(__file__).with_name("tradeoff.jsonl")
 TASKS = ("words", "functions")
+ONE = "one token per round"
+# Of every attention and split, what the short table has: decoder and threshold.
+SHOWN = {
+    ("eval", "full"): {
+        (ONE, ""), ("vanilla", ""), ("fast-dllm", "0.9"), ("D2F", "0.8"), ("D2F", "0.9"),
+        ("D2F", "0.95"), ("LoPA k=7", "0.8"), ("LoPA k=7", "0.9"), ("LoPA k=7", "0.95"),
+    },
+    ("eval", "block"): {("D2F", "0.9"), ("LoPA k=7", "0.9")},
+    ("held-out", "full"): {("D2F", "0.9"), ("LoPA k=7", "0.9")},
+}  # fmt: skip
+MODEL_CARD = {
+    ("eval", "full"): {(ONE, ""), ("D2F", "0.9"), ("LoPA k=7", "0.9")},
+    ("held-out", "full"): {(ONE, "")},
+}
+Settings = dict[tuple[str, ...], dict[str, dict[str, Any]]]  # → task → report
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def sections() -> dict[str, str]:
+    lines = read_lines(RECORD)
+    settings: Settings = {}
+    for line in sorted(lines, key=_order):
+        settings.setdefault(_name(line), {})[line["task"]] = line["report"]
+    said = f"{lines[0]['report']['problems']} problems per line."
+    interval = widest(line["report"] for line in lines)
+    return {
+        "decoders": "\n".join([_table(_chosen(settings, SHOWN)), "", f"{said} {interval}."]),
+        "tradeoff-detail": "\n".join([_table(settings, interval=True), "", said]),
+        "model-card": _table(_chosen(settings, MODEL_CARD), interval=True),
+    }
 
 
-def kind(options: dict[str, Any]) -> str:
+def _chosen(settings: Settings, shown: dict[tuple[str, str], set[tuple[str, str]]]) -> Settings:
+    return {
+        (split, attention, decoder, threshold): found
+        for (split, attention, decoder, threshold), found in settings.items()
+        if (decoder, threshold) in shown.get((split, attention), ())
+    }
+
+
+def _table(settings: Settings, interval: bool = False) -> str:
+    heads = ("problems, attention", "decoder", "τ", "words: accuracy", "TPF",
+             "functions: accuracy", "TPF")  # fmt: skip
+    rows = []
+    for (split, attention, decoder, threshold), found in settings.items():
+        cells = [f"{split}, {attention}", decoder, threshold]
+        for task in TASKS:
+            report = found.get(task)
+            cells += [accuracy(report, interval), f"{report['tpf']:.2f}"] if report else ["", ""]
+        rows.append(cells)
+    return table(heads, rows)
+
+
+def _name(line: dict[str, Any]) -> tuple[str, ...]:
+    options = line["options"]
+    threshold = options.get("threshold", 1.0)
+    shown = "" if threshold == 1.0 else f"{threshold:g}"
+    return line["split"], options.get("attention", "full"), _decoder(options), shown
+
+
+def _decoder(options: dict[str, Any]) -> str:
     if options["decoder"] == "d2f":
-        return "one token a round"
+        return ONE
     if options["decoder"] != "lopa":
         return str(options["decoder"])
     if options["branches"] == 0:
@@ -32,10 +79,10 @@ def kind(options: dict[str, Any]) -> str:
     return f"LoPA k={options['branches']}" + (f", floor {floor}" if floor else "")
 
 
-def order(row: dict[str, Any]) -> tuple[Any, ...]:
-    options = row["options"]
+def _order(line: dict[str, Any]) -> tuple[Any, ...]:
+    options = line["options"]
     return (
-        row["split"] != "eval",
+        line["split"] != "eval",
         options.get("attention", "full") != "full",
         options["decoder"] != "d2f",
         options.get("threshold", 0),
@@ -44,42 +91,14 @@ def order(row: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """One line a setting, the tasks side by side: accuracy with its 95 % interval, and TPF."""
-    settings: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in sorted(rows, key=order):
-        options = row["options"]
-        threshold = options.get("threshold", 1.0)
-        name = (
-            f"| {row['split']} | {options.get('attention', 'full')} | {kind(options)} | "
-            f"{'' if threshold == 1.0 else threshold} |"
-        )
-        settings.setdefault(name, {})[row["task"]] = row["report"]
-    lines = [
-        "| problems | attention | decoder | τ | words | TPF | functions | TPF |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name, found in settings.items():
-        cells = []
-        for task in TASKS:
-            report = found.get(task)
-            if report is None:
-                cells += ["not measured", ""]
-                continue
-            low, high = report["interval"]
-            accuracy = f"{report['accuracy']:.1%} ({low:.1%} … {high:.1%})"
-            cells += [accuracy, f"{report['tpf']:.2f}"]
-        lines.append(f"{name} {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def picture(rows: list[dict[str, Any]], path: Path) -> None:
+def plot(picture: Path) -> None:
     """Accuracy against TPF: a curve over k for each attention, with and without a floor."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    rows = read_lines(RECORD)
     figure, axes = plt.subplots(1, len(TASKS), figsize=(11, 4.4), sharey=True)
     curves: dict[tuple[Any, ...], list[tuple[float, float, float, float, int]]] = {}
     for row in rows:
@@ -120,22 +139,11 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
                 axis.annotate(f"{p[4]}", place, (3, 4), textcoords="offset points", fontsize=7)
     for axis, task in zip(axes, TASKS, strict=True):
         axis.set_title(task)
-        axis.set_xlabel("tokens per forward (to the end of text, first round included)")
+        axis.set_xlabel("tokens per forward (up to EOS, first round included)")
         axis.grid(alpha=0.3)
         axis.set_xlim(left=0)
     axes[0].set_ylabel("accuracy, % (numbers: branches k)")
     axes[0].legend(loc="lower left", fontsize=8)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
-
-
-def main() -> None:
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    rows, docs = read(Path(sys.argv[1])), Path(sys.argv[2])
-    put_in(docs / "results.md", "tradeoff", table(rows))
-    picture(rows, docs / "tradeoff.png")
-
-
-if __name__ == "__main__":
-    main()
+    figure.savefig(picture, dpi=110)
+    plt.close(figure)

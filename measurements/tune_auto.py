@@ -20,7 +20,7 @@ from lopa.evaluation import evaluate
 from lopa.evaluation.sample import SampleFile
 from lopa.studies import simulation
 from lopa.studies.study import Study
-from marks import table
+from markdown_sections import table
 
 USUAL = {name: value for name, value in vars(budget).items() if name.isupper()}
 
@@ -58,7 +58,7 @@ def main() -> None:
             # What others have chosen is not kept; the fixed numbers are decoded once.
             file.samples = {key: s for key, s in file.samples.items() if "auto" not in key[0]}
             print(json.dumps(trial) if trial else "as it is")
-            print("\n".join(table(*simulation.table(simulation.run(study)))), flush=True)
+            print(table(*simulation.table(simulation.run(study))), flush=True)
 
 
 def _tuple(value: object) -> object:

@@ -1,6 +1,6 @@
 """How much of the answer to a word problem is free wording, not foretold by the question.
 
-Every random draw behind an answer is drawn again, one at a time, with all others kept; what counts
+Every random choice behind an answer is resampled, one at a time, with all others kept; what counts
 is how many of these change the text. Prints one line of JSON.
 
     python measurements/wording.py
@@ -24,41 +24,41 @@ from lopa.tasks.words.story import Story, pick_story
 TOKENIZER = Path(lopa.__file__).parent / "tiny" / "tokenizer.json"
 
 
-def worded(story: Story, key: str, redrawn: int = -1) -> tuple[str, int]:
-    """The answer of a key and the number of its draws; the draw at index `redrawn` is another."""
+def worded(story: Story, key: str, resampled: int = -1) -> tuple[str, int]:
+    """The answer of a key and the number of its choices, the one at `resampled` taken anew."""
     rng = Rng(key)
-    drawn, fresh = rng.random, random.Random(f"{key}/{redrawn}").random
-    draws = 0
+    usual, fresh = rng.random, random.Random(f"{key}/{resampled}").random
+    choices = 0
 
     def counted() -> float:
-        nonlocal draws
-        draws += 1
-        value = drawn()
-        return fresh() if draws - 1 == redrawn else value
+        nonlocal choices
+        choices += 1
+        value = usual()
+        return fresh() if choices - 1 == resampled else value
 
     rng.random = counted
-    return Answer(story, rng).text(), draws
+    return Answer(story, rng).text(), choices
 
 
-def measure(answers: int, redraws: int, seed: int) -> dict[str, float]:
+def measure(answers: int, wordings: int, seed: int) -> dict[str, float]:
     """The means over several answers, and the different answers to one problem of three steps."""
     encode = Tokenizer.from_file(str(TOKENIZER)).encode
-    draws = changing = tokens = 0
+    choices = changing = tokens = 0
     for index in range(answers):
         key = f"wording/{seed}/{index}"
         story = pick_story(Rng(key), "train")
         text, count = worded(story, key + "/answer")
-        draws += count
+        choices += count
         changing += sum(worded(story, key + "/answer", i)[0] != text for i in range(count))
         tokens += len(encode(text).ids)
     three_steps = next(s for s in range(seed, seed + 1000) if _steps(s) == 3)
-    distinct = {words.generate(three_steps, "train", w).answer for w in range(redraws)}
+    distinct = {words.generate(three_steps, "train", w).answer for w in range(wordings)}
     return {
         "answers": answers,
-        "draws": round(draws / answers, 2),
-        "changing_draws": round(changing / answers, 2),
+        "choices": round(choices / answers, 2),
+        "changing_choices": round(changing / answers, 2),
         "tokens": round(tokens / answers, 1),
-        "redraws": redraws,
+        "wordings": wordings,
         "distinct": len(distinct),
     }
 
@@ -70,10 +70,10 @@ def _steps(seed: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--answers", type=int, default=150)
-    parser.add_argument("--redraws", type=int, default=2000)
+    parser.add_argument("--wordings", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    print(json.dumps(measure(args.answers, args.redraws, args.seed)))
+    print(json.dumps(measure(args.answers, args.wordings, args.seed)))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from lopa.bench.serve_load import (
     Answer,
     Endpoint,
     arrivals,
-    draw_picture,
     offer,
     percentiles,
+    plot_load,
     summarise,
 )
 from lopa.cli.main import main
@@ -81,5 +81,5 @@ def test_the_picture(tmp_path: Path) -> None:
         summarise(rate, [Answer(status=200, first_text=0.1, seconds=rate, tokens=5)], 1.0)
         for rate in (1.0, 2.0)
     ]
-    draw_picture(loads, str(tmp_path / "load.png"))
+    plot_load(loads, str(tmp_path / "load.png"))
     assert (tmp_path / "load.png").stat().st_size > 5000

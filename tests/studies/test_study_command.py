@@ -87,7 +87,7 @@ def test_sync(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     }
     assert all(p["branch_parallel"] == len(p["ranks"]) == 2 for p in points)
     assert all(p["commits"] == 0 for p in points if p["attention"] == "block")
-    assert "Pre-Write" in capfd.readouterr().out
+    assert "of the forward's time" in capfd.readouterr().out
 
 
 def test_an_interrupted_study_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from lopa.bench.scaling import PAPER, PAPER_TPF, Point
 from lopa.errors import LopaError
 
 
-def draw(points: Sequence[Point], title: str, tpf: float, path: Path, paper: bool) -> None:
+def plot(points: Sequence[Point], title: str, tpf: float, path: Path, paper: bool) -> None:
     """paper: with its points, which are of a 7B model on H200s."""
     try:
         import matplotlib
@@ -38,7 +38,7 @@ def draw(points: Sequence[Point], title: str, tpf: float, path: Path, paper: boo
             label=label,
         )
     left.set(xlabel="branch-parallel degree", ylabel="round, ms", ylim=(0, None))
-    right.set(xlabel="devices", ylabel=f"tokens/s at {tpf:g} tokens a round", ylim=(0, None))
+    right.set(xlabel="devices", ylabel=f"tokens/s at {tpf:g} tokens per round", ylim=(0, None))
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
@@ -48,7 +48,7 @@ def draw(points: Sequence[Point], title: str, tpf: float, path: Path, paper: boo
 
 
 def _line(axes: Any, found: Sequence[tuple[float, float, bool]], label: str) -> None:
-    (drawn,) = axes.plot(*zip(*[(x, y) for x, y, _ in found], strict=True), "--", label=label)
+    (line,) = axes.plot(*zip(*[(x, y) for x, y, _ in found], strict=True), "--", label=label)
     for x, y, measured in found:
-        face = drawn.get_color() if measured else "white"
-        axes.plot([x], [y], "o", color=drawn.get_color(), markerfacecolor=face)
+        face = line.get_color() if measured else "white"
+        axes.plot([x], [y], "o", color=line.get_color(), markerfacecolor=face)

@@ -1,6 +1,6 @@
 """An endpoint under load: requests arrive as from many people, whether or not it keeps up.
 
-Open loop: arrivals are a Poisson process of a given rate, drawn beforehand, and a request's times
+Open loop: arrivals are a Poisson process of a given rate, sampled beforehand, and a request's times
 count from when it was due, so that an endpoint that falls behind cannot hide it. Any endpoint that
 speaks OpenAI's API with streams will do.
 """
@@ -114,10 +114,10 @@ async def offer(
 
 def arrivals(rate: float, seconds: float, seed: int) -> list[float]:
     """Times of a Poisson process, at least one."""
-    draw = random.Random(seed)
-    times = [draw.expovariate(rate)]
+    rng = random.Random(seed)
+    times = [rng.expovariate(rate)]
     while times[-1] < seconds:
-        times.append(times[-1] + draw.expovariate(rate))
+        times.append(times[-1] + rng.expovariate(rate))
     return times[:-1] or times
 
 
@@ -197,7 +197,7 @@ def _text(choice: dict[str, Any]) -> str:
     return choice.get("text") or (choice.get("delta") or {}).get("content") or ""
 
 
-def draw_picture(loads: Sequence[Load], path: str) -> None:
+def plot_load(loads: Sequence[Load], path: str) -> None:
     """Latency, time to first text and throughput against offered load."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

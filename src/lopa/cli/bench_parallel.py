@@ -148,9 +148,9 @@ def bench_scaling(
             ],
         )
     if picture is not None:
-        from lopa.bench.scaling_plot import draw
+        from lopa.bench.scaling_plot import plot
 
         host = found["host"]
         title = f"{host['model']}, {host['device']}, {host['dtype']}, k = {branches}"
         large = model.config.parameters > 5e9
-        draw(points, f"{title}, window {window}", tokens, picture, paper=large)
+        plot(points, f"{title}, window {window}", tokens, picture, paper=large)

@@ -53,7 +53,7 @@ def bench_serve(
 
     prompts = [problem.prompt for problem in problems(task, "eval", 50, seed)]
     try:
-        from lopa.bench.serve_load import Endpoint, draw_picture, first_model, offer
+        from lopa.bench.serve_load import Endpoint, first_model, offer, plot_load
     except ImportError as error:
         raise LopaError(f"this needs {error.name}: pip install 'lopa[serve]'") from None
     url = url.rstrip("/")
@@ -71,7 +71,7 @@ def bench_serve(
             found.append(asyncio.run(load))
     if picture is not None:
         try:
-            draw_picture(found, str(picture))
+            plot_load(found, str(picture))
         except ImportError as error:
             raise LopaError(f"the plot needs {error.name}: pip install 'lopa[plots]'") from None
     if as_json:

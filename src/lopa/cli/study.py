@@ -206,5 +206,5 @@ def _plot(experiment: Any, findings: Any, path: Path) -> None:
     except ConfigError as error:
         print_note(f"results are in {path}.json; {error}")
         return
-    plots = save(experiment.draw(findings), path)
+    plots = save(experiment.plot(findings), path)
     print_note(f"results and plots are in {path.parent}: {', '.join(p.name for p in plots)}")

@@ -28,7 +28,7 @@ def run_sweep(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    from lopa.evaluation.plots import draw_sweep, require_plots
+    from lopa.evaluation.plots import plot_sweep, require_plots
     from lopa.evaluation.report_page import HEADS, make_page, rows
     from lopa.evaluation.sample import SampleFile
     from lopa.evaluation.sweep import Sweep, combinations, parse_axes, setting_name
@@ -46,7 +46,7 @@ def run_sweep(
         sweep.run(llm, file, batch_size, lambda: progress(len(file.samples), sweep.answers))
     report = {**run, "host": environment(llm), "batch_size": batch_size, **sweep.report(file)}
     write_lines(folder / "report.json", [json.dumps(report, ensure_ascii=False, indent=1)])
-    plots = draw_sweep(report, folder)
+    plots = plot_sweep(report, folder)
     title = benchmark.title
     lines = [
         ", ".join(f"{name} {value}" for name, value in report["host"].items()),
@@ -56,8 +56,8 @@ def run_sweep(
             for curve in report["curves"]
         ),
     ]
-    drawings = [path for path in plots if path.suffix == ".svg"]
-    page = make_page(title, lines, HEADS, rows(report), drawings)
+    figures = [path for path in plots if path.suffix == ".svg"]
+    page = make_page(title, lines, HEADS, rows(report), figures)
     write_lines(folder / "report.html", [page])
     if as_json:
         print(json.dumps(report, ensure_ascii=False))

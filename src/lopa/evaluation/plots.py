@@ -13,7 +13,7 @@ Report = Mapping[str, Any]
 
 # A place of its own: finding the best one takes long enough on a busy machine to be warned about.
 LEGEND: dict[str, Any] = {"fontsize": 8, "loc": "lower right"}
-MOST_INSIDE = 5  # curves whose names have room inside a picture
+MOST_INSIDE = 5  # curves whose legend fits inside the axes
 
 
 def require_plots() -> Any:
@@ -40,14 +40,14 @@ def save(figure: Any, path: Path) -> list[Path]:
     return found
 
 
-def draw_sweep(report: Report, folder: Path) -> list[Path]:
+def plot_sweep(report: Report, folder: Path) -> list[Path]:
     """Every picture of a sweep; returns the files."""
-    drawings: dict[str, Callable[[Report], Any]] = {
+    kinds: dict[str, Callable[[Report], Any]] = {
         "axis": by_axis,
         "tradeoff": tradeoff,
         "rounds": by_round,
     }
-    return [path for name, draw in drawings.items() for path in save(draw(report), folder / name)]
+    return [path for name, plot in kinds.items() for path in save(plot(report), folder / name)]
 
 
 def by_axis(report: Report) -> Any:
@@ -83,7 +83,7 @@ def tradeoff(report: Report) -> Any:
             place = (p["tpf"], 100 * p["accuracy"])
             name = str(p["options"][axis])
             part.annotate(name, place, (4, 4), textcoords="offset points", fontsize=8)
-    part.set_xlabel("tokens per forward (to the end of text, first round included)")
+    part.set_xlabel("tokens per forward (up to EOS, first round included)")
     part.set_ylabel(f"accuracy, % (numbers: {axis})")
     part.set_xlim(left=0)
     part.grid(alpha=0.3)
@@ -96,13 +96,13 @@ def tradeoff(report: Report) -> Any:
 
 
 def by_round(report: Report) -> Any:
-    """Tokens a round over the course of decoding."""
+    """Tokens per round over the course of decoding."""
     figure, part = require_plots().subplots(figsize=(6.5, 4.4))
     for point in report["points"]:
         values = point["by_round"]
         part.plot(range(1, len(values) + 1), values, ".-", label=setting_name(point["options"]))
     part.set_xlabel("round")
-    part.set_ylabel("tokens brought (mean over the answers that had the round)")
+    part.set_ylabel("tokens filled (mean over the answers that had the round)")
     part.set_ylim(bottom=0)
     part.grid(alpha=0.3)
     part.legend(**LEGEND)

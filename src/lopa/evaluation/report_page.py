@@ -49,18 +49,18 @@ def make_page(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n"
         for row in table
     )
-    drawn = "\n".join(_inline(path) for path in pictures)
+    figures = "\n".join(_inline(path) for path in pictures)
     said = "".join(f"<p>{html.escape(note)}</p>\n" for note in notes)
     return (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
         f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n"
         f"<h1>{html.escape(title)}</h1>\n{said}"
-        f"<table>\n<tr>{head}</tr>\n{body}</table>\n{drawn}\n</html>"
+        f"<table>\n<tr>{head}</tr>\n{body}</table>\n{figures}\n</html>"
     )
 
 
 def _inline(path: Path) -> str:
-    """The drawing without its XML head, its names made its own: two of them share the page."""
+    """The figure without its XML head, its ids made unique: several share the page."""
     text = path.read_text(encoding="utf-8")
     text = text[text.index("<svg") :]
     for mark in ('id="', 'href="#', "url(#"):

@@ -1,7 +1,7 @@
 """Linear layers in bf16 by a table of cuBLASLt algorithms.
 
 cuBLASLt has many algorithms for a shape and proposes one. On an H200 another is often faster, by up
-to a fifth (measurements/engine.md). Timing them at run time would make answers depend on noise, so
+to a fifth (measurements/kernels.md). Timing them at run time would make answers depend on noise, so
 the table is part of the package: `cublaslt_algorithms.json`, written by
 `measurements/cublaslt_algorithms.py`. Shapes, devices and versions of cuBLASLt that are not in it
 are left to torch.

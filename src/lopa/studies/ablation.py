@@ -8,9 +8,10 @@ from lopa.config import PAPER
 from lopa.evaluation import plots
 from lopa.evaluation.sample import figures
 from lopa.studies.study import Findings, Setting, Study, Table
-from lopa.studies.wording import accuracy, points, share, times
+from lopa.studies.wording import accuracy, points, share
 
-PLAIN, PUBLISHED, NO_END = "no lookahead", "LoPA, as published", "LoPA, not at an end of text"
+PLAIN, PUBLISHED, NO_EOS = "no lookahead", "LoPA, published", "LoPA, no EOS lookahead"
+WINNER, POSITIONS = "random winner", "random positions"
 LAST = "least confident positions"
 
 
@@ -18,11 +19,11 @@ def run(study: Study) -> Findings:
     samples = study.decode(
         [
             Setting(PLAIN, {**PAPER, "branches": 0}),
-            Setting("random winner", PAPER, "random winner", study.seed),
-            Setting("random positions", PAPER, "random positions", study.seed),
+            Setting(WINNER, PAPER, WINNER, study.seed),
+            Setting(POSITIONS, PAPER, POSITIONS, study.seed),
             Setting(LAST, PAPER, LAST),
             Setting(PUBLISHED, PAPER),
-            Setting(NO_END, {**PAPER, "lookahead_eos": False}),
+            Setting(NO_EOS, {**PAPER, "lookahead_eos": False}),
         ]
     )
     return {
@@ -42,30 +43,16 @@ def table(findings: Findings) -> Table:
 
 def reading(findings: Findings) -> str:
     found = findings["variants"]
-    tpf = {name: f["tpf"] for name, f in found.items()}
-    right = {name: f["accuracy"] for name, f in found.items()}
-    added = tpf[PUBLISHED] - tpf[PLAIN]
-    winner, positions = (
-        share(tpf[name] - tpf[PLAIN], added) for name in ("random winner", "random positions")
-    )
+    plain, published = found[PLAIN], found[PUBLISHED]
+    kept = share(found[WINNER]["tpf"] - plain["tpf"], published["tpf"] - plain["tpf"])
+    lost = points(found[POSITIONS]["accuracy"], published["accuracy"])
     return (
-        f"Of what k = {findings['branches']} adds to the TPF of plain D2F, {winner} are left "
-        "when the "
-        f"winner is drawn by lot ({points(right['random winner'], right[PUBLISHED])} of "
-        "accuracy) and "
-        f"{positions} when the positions are "
-        f"({points(right['random positions'], right[PUBLISHED])}). "
-        "Looking ahead where the model is least confident brings "
-        f"{times(tpf[LAST], tpf[PUBLISHED])} the "
-        f"published TPF and {points(right[LAST], right[PUBLISHED])} of accuracy: the most "
-        "telling positions "
-        "are the ones that it gets wrong. Without lookaheads that end the text: "
-        f"{times(tpf[NO_END], tpf[PUBLISHED])} the published TPF, "
-        f"{points(right[NO_END], right[PUBLISHED])} of accuracy."
+        f"A random winner keeps {kept} of the TPF that {findings['branches']} branches add. "
+        f"Random positions change accuracy by {lost}."
     )
 
 
-def draw(findings: Findings) -> Any:
+def plot(findings: Findings) -> Any:
     figure, (left, right) = plots.require_plots().subplots(1, 2, figsize=(11, 3.6), sharey=True)
     names = list(findings["variants"])
     found = list(findings["variants"].values())

@@ -1,8 +1,8 @@
-"""Does `auto` with the quality guard trade accuracy for tokens per forward better than a fixed k?
+"""Does `auto` trade accuracy for tokens per forward better than a fixed k?
 
-One curve along the threshold for each fixed k as published, and for auto as published, without
-lookaheads that end the text, and as it is by default (so, and with another score); one for as many
-branches as auto may take by default, to tell the two apart. The AUP of a curve is its score.
+One curve along the threshold for each fixed k under the published rules, and for auto under the
+published rules, under these without lookahead at EOS, and under the default ones; one more for as
+many branches as auto may take, under the default rules. The AUP of a curve is its score.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from lopa.studies.wording import accuracy, times
 
 THRESHOLDS = (0.95, 0.9, 0.85, 0.8)
 FIXED = (1, 3, 7, 14)
+AUTO_DEFAULT = "auto, default"
 AUTO = {"branches": "auto", "objective": "tpf"}  # forwards are what AUP counts
-NO_END = {**PAPER, "lookahead_eos": False}
+NO_EOS = {**PAPER, "lookahead_eos": False}
 ARMS: dict[str, dict[str, Any]] = {
     "D2F": {**PAPER, "branches": 0},
-    **{f"k = {k}, as published": {**PAPER, "branches": k} for k in FIXED},
-    "k = 15, by default": {**USUAL, "branches": 15},  # auto's most, every round
-    "auto, as published": {**PAPER, **AUTO},
-    "auto, not at an end of text": {**NO_END, **AUTO},
-    "auto, by default": {**USUAL, **AUTO},
+    **{f"k = {k}, published": {**PAPER, "branches": k} for k in FIXED},
+    "k = 15, default": {**USUAL, "branches": 15},  # the most that auto may take
+    "auto, published": {**PAPER, **AUTO},
+    "auto, no EOS lookahead": {**NO_EOS, **AUTO},
+    AUTO_DEFAULT: {**USUAL, **AUTO},
 }
 
 
@@ -45,8 +46,8 @@ def run(study: Study) -> Findings:
         for (arm, threshold), setting in settings.items()
         if setting.name in samples
     ]
-    # A curve that is shorter than another has less area for that alone: all end where all have
-    # points, but for those that have too few to be curves.
+    # A shorter curve has less area for that alone: compared are the thresholds that all curves
+    # have; one point is no curve.
     by_arm = {arm: [p for p in found if p["options"]["decoding"] == arm] for arm in ARMS}
     kept = {arm: points for arm, points in by_arm.items() if len(points) > 1}
     common = set.intersection(*({p["options"]["threshold"] for p in k} for k in kept.values()))
@@ -92,22 +93,17 @@ def best_fixed(findings: Findings) -> str:
 def reading(findings: Findings) -> str:
     by = _by_arm(findings)
     best = best_fixed(findings)
-    said = "; ".join(
-        f"{name} {by[name]:.0f} ({times(by[name], by[best])})"
-        for name, options in ARMS.items()
-        if name != best and options["branches"] not in (0, *FIXED) and name in by
+    said = (
+        f"{AUTO_DEFAULT}: {by[AUTO_DEFAULT]:.0f}, {times(by[AUTO_DEFAULT], by[best])} that"
+        if AUTO_DEFAULT in by
+        else "auto was not measured"
     )
-    thresholds = ", ".join(f"{t:g}" for t in findings["compared"])
-    return (
-        f"Over the thresholds that all curves have ({thresholds}) the best fixed number is "
-        f"{best}, with an "
-        f"AUP of {by[best]:.0f}. Against it: {said or 'auto was not measured'}."
-    )
+    return f"Best fixed number: {best}, with an AUP of {by[best]:.0f}. {said}."
 
 
 def _by_arm(findings: Findings) -> dict[str, float]:
     return {c["shared"]["decoding"]: c["aup"] for c in findings["curves"]}
 
 
-def draw(findings: Findings) -> Any:
+def plot(findings: Findings) -> Any:
     return plots.tradeoff(findings)

@@ -1,12 +1,12 @@
-"""What does a branch's score tell, and how confident must a lookahead token be?
+"""What does a branch's score predict, and how confident must a lookahead token be?
 
 Scores: all definitions are computed on the same rounds, those of the settings given. *Within* a
-round: over its branches, the score against the tokens that each would bring now if it won. *Ahead*:
-over rounds, the winner's score against the tokens of the round after. And each definition decodes
+round: over its branches, the score against the tokens that each would fill now if it won. *Ahead*:
+over rounds, the winner's score against the tokens of the next round. And each definition decodes
 the problems itself.
 
 Floors: the problems again under each floor on a lookahead token's probability, by the score `mean`.
-The one with the most tokens per forward weighed by accuracy, as AUP weighs it, is the guard.
+The one with the most tokens per forward weighted by accuracy, as AUP weights it, is the guard.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lopa.evaluation.aup import weighed
 from lopa.evaluation.sample import Sample, figures
 from lopa.studies.spearman import spearman
 from lopa.studies.study import Findings, Setting, Study, Table
-from lopa.studies.wording import accuracy, number, points, times
+from lopa.studies.wording import accuracy, number
 
 SCORES: tuple[ScoreName, ...] = get_args(ScoreName)
 FLOORS = (0.1, 0.2, 0.3, 0.5)
@@ -91,7 +91,7 @@ def _predicts(name: str, notes: Sequence[Mapping[str, Any]]) -> Findings:
 
 
 def _placed(samples: Sequence[Sample]) -> list[Findings]:
-    """Answers by the least confident lookahead token that won: how many, and how many right."""
+    """Answers, and right ones, by the least confident lookahead token that won."""
     edges = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.01)
     groups: list[list[bool]] = [[] for _ in edges[1:]]
     for sample in samples:
@@ -107,9 +107,9 @@ def _placed(samples: Sequence[Sample]) -> list[Findings]:
 def table(findings: Findings) -> Table:
     heads = (
         "score or floor",
-        "within a round",
-        "tokens of its choice / most",
-        "the round after",
+        "rank correlation, this round",
+        "tokens / best branch",
+        "rank correlation, next round",
         "accuracy",
         "TPF",
     )
@@ -129,40 +129,19 @@ def _decoded(figures: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def reading(findings: Findings) -> str:
-    scores = findings["scores"]
-    mean, fills = scores["mean"], scores["fills"]
-    base = mean["decoded"]
-    said = ", ".join(
-        f"{name} {times(f['tpf'], base['tpf'])} ({points(f['accuracy'], base['accuracy'])})"
-        for name, f in (
-            *((n, scores[n]["decoded"]) for n in SCORES[1:]),
-            (UNWEIGHED, findings["unweighed"]),
-        )
-    )
-    guarded, free = findings["floors"][f"{findings['guard']:g}"], findings["floors"]["0"]
-    found = (
-        f"The guard found here is a floor of {findings['guard']:g}: "
-        f"{times(guarded['tpf'], free['tpf'])} the TPF without one, "
-        f"{points(guarded['accuracy'], free['accuracy'])} of accuracy."
-        if len(findings["floors"]) > 1
-        else "Floors were not measured."
-    )
+    mean, fills = (number(findings["scores"][name]["of_best"]) for name in ("mean", "fills"))
+    floor = f"Best floor: {findings['guard']:g}." if len(findings["floors"]) > 1 else ""
     return (
-        "The paper's `mean` ranks the branches of a round by what they bring now with a mean rank "
-        f"correlation of {number(mean['within'])}, and its choice brings {number(mean['of_best'])} "
-        f"of what the best would; `fills`, which counts them and weighs the lookahead token: "
-        f"{number(fills['within'])} and "
-        f"{number(fills['of_best'])}. Of the round after they tell {number(mean['ahead'])} and "
-        f"{number(fills['ahead'])}. TPF of decoding with each, against `mean`, and points of "
-        f"accuracy: {said}. {found}"
+        f"The branch that `mean` chooses fills {mean} of the tokens of the round's best branch, "
+        f"the one that `fills` chooses {fills}. {floor or 'Floors were not measured.'}"
     )
 
 
-def draw(findings: Findings) -> Any:
+def plot(findings: Findings) -> Any:
     figure, (left, right) = plots.require_plots().subplots(1, 2, figsize=(10.5, 4.2))
     names = list(findings["scores"])
     for offset, (key, label) in enumerate(
-        (("within", "tokens now, over the branches"), ("ahead", "the round after, over rounds"))
+        (("within", "tokens of this round, over branches"), ("ahead", "of the next, over rounds"))
     ):
         values = [findings["scores"][name][key] or 0.0 for name in names]
         left.bar([i + 0.4 * offset for i in range(len(names))], values, width=0.38, label=label)

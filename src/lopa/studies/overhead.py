@@ -1,4 +1,7 @@
-"""Where does the time of a round go, by the number of branches?"""
+"""Where does the time of a round go, by the number of branches?
+
+The forward includes what the host does to launch it and to read its statistics.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ def _time(study: Study, branches: int) -> Findings:
 
 
 def table(findings: Findings) -> Table:
-    heads = ("branches", "rounds", *(f"{part} ms" for part in PARTS), "forward's share")
+    heads = ("branches", "rounds", *(f"{part} ms" for part in PARTS), "forward / round")
     return heads, [
         (
             k,
@@ -75,22 +78,18 @@ def table(findings: Findings) -> Table:
 
 
 def reading(findings: Findings) -> str:
-    found = findings["branches"]
     host = {
-        k: sum(f["milliseconds"].values()) - f["milliseconds"]["forward"] for k, f in found.items()
+        k: sum(f["milliseconds"].values()) - f["milliseconds"]["forward"]
+        for k, f in findings["branches"].items()
     }
-    few, most = next(iter(host)), list(host)[-1]
+    most = list(host)[-1]
     return (
-        f"Preparation, selection and commit take {host[few]:.2f} ms a round without branches and "
-        f"{host[most]:.2f} ms with {most}; the forward is "
-        f"{found[few]['shares']['forward']:.1%} of a round "
-        f"there and {found[most]['shares']['forward']:.1%} here. (The forward's part includes "
-        "what the host "
-        "does to begin it and to read its statistics.)"
+        f"Outside the forward a round takes {next(iter(host.values())):.2f} ms without branches "
+        f"and {host[most]:.2f} ms with {most}."
     )
 
 
-def draw(findings: Findings) -> Any:
+def plot(findings: Findings) -> Any:
     figure, part = plots.require_plots().subplots(figsize=(6.5, 4))
     names = list(findings["branches"])
     below = [0.0] * len(names)

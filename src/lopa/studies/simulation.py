@@ -1,7 +1,7 @@
-"""What `auto` chooses where a round costs what it does on some device, against every fixed number.
+"""Simulated speed of `auto` against every fixed number of branches, by given costs of a round.
 
-Nothing is timed: the cost of each round is taken from a measurement of that device, so what comes
-out is the worth of the choices alone, the same on any machine. Overhead is the matter of `speed`.
+Nothing is timed: the cost of each round is taken from a measurement of some device, so the result
+is the value of the choices alone, the same on any machine. `speed` measures the whole.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _compare(
 
 def table(findings: Findings) -> Table:
     fixed = [f"k = {k}" for k in AUTO_BRANCHES]
-    heads = ("a round costs as on", *fixed, "auto", "branches a round", "auto / best fixed")
+    heads = ("round cost of", *fixed, "auto", "branches per round", "auto / best fixed")
     rows = []
     for found in findings["costs"]:
         low, high = found["interval"]
@@ -118,18 +118,16 @@ def table(findings: Findings) -> Table:
 
 
 def reading(findings: Findings) -> str:
-    said = [
-        f"where a round costs as on {f['cost']}, {f['ratio']:.3f} times those of k = {f['best']} "
-        f"({f['interval'][0]:.3f} … {f['interval'][1]:.3f})"
-        for f in findings["costs"]
-    ]
+    ratios = [found["ratio"] for found in findings["costs"]]
+    if not ratios:
+        return "Not measured."
     return (
-        "Tokens a second by the cost of the rounds alone, and accuracy; of `auto`, against the "
-        f"best fixed number there: {'; '.join(said) or 'not measured'}."
+        "Cells are tokens per second, simulated, and accuracy. `auto` makes at least "
+        f"{min(ratios):.3f} times the tokens per second of the best fixed number."
     )
 
 
-def draw(findings: Findings) -> Any:
+def plot(findings: Findings) -> Any:
     figure, part = plots.require_plots().subplots(figsize=(6.5, 4))
     names = [*map(str, AUTO_BRANCHES), "auto"]
     for found in findings["costs"]:
@@ -140,7 +138,7 @@ def draw(findings: Findings) -> Any:
         part.plot(there, speeds, "o", label=found["cost"])
     part.axhline(1, color="0.6", linewidth=1)
     part.set_xlabel("branches")
-    part.set_ylabel("tokens a second / those of the best fixed number")
+    part.set_ylabel("tokens per second / best fixed number's")
     part.grid(axis="y", alpha=0.3)
     part.legend(fontsize=8)
     return figure

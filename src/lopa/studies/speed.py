@@ -1,9 +1,9 @@
-"""Tokens a second of `auto` against every fixed number of branches, one prompt at a time.
+"""Measured speed of `auto` against every fixed number of branches, one prompt at a time.
 
-Each problem is decoded under all settings in turn, and the turn begins elsewhere with every
-problem, so that whatever slows the machine down meets all of them alike. A number that is far from
-the fastest after some problems is timed no further. Ratios are of tokens over seconds, over all
-problems that both have; their interval is from drawing the problems again.
+Each problem is decoded under all settings in turn, and every problem begins with another setting,
+so that whatever slows the machine down affects all of them alike. A number that is far from the
+fastest after some problems is timed no further. Ratios are of tokens over seconds, over all
+problems that both have; their interval is a bootstrap over the problems.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from lopa.evaluation.scoring import score
 from lopa.studies.study import Findings, Study, Table
 from lopa.tasks.problem import Problem
 
-DRAWS = 2000
-MARGIN = 0.03  # by which auto may miss the best fixed number
+RESAMPLES = 2000
 TRIAL = 24  # problems before any number is dropped
 FAR = 0.8  # one below this share of the fastest is, by the median of the problems
 
@@ -79,10 +78,10 @@ def _decode(study: Study, problem: Problem, config: DecodeConfig) -> tuple[_Coun
 
 
 def interval(tokens: Any, seconds: Any, seed: int) -> list[float]:
-    """95 % of auto's speed over another's, over draws of as many problems; rows: other, auto."""
+    """95 % of auto's speed over another's, over resampled problems; rows: other, auto."""
     count = tokens.shape[1]
-    draws = np.random.default_rng(seed).integers(count, size=(DRAWS, count))
-    speeds = tokens[:, draws].sum(axis=2) / seconds[:, draws].sum(axis=2)  # [2, draws]
+    resampled = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
+    speeds = tokens[:, resampled].sum(axis=2) / seconds[:, resampled].sum(axis=2)
     low, high = np.quantile(speeds[1] / speeds[0], (0.025, 0.975)).tolist()
     return [low, high]
 
@@ -99,8 +98,8 @@ def best_fixed(findings: Findings) -> str:
 
 
 def table(findings: Findings) -> Table:
-    heads = ("branches", "problems", "tried a round", "accuracy", "TPF", "ms a round",
-             "ms an answer", "tokens/s", "auto / this")  # fmt: skip
+    heads = ("branches", "problems", "branches per round", "accuracy", "TPF", "ms per round",
+             "ms per answer", "tokens/s", "auto / this")  # fmt: skip
     return heads, [
         (
             name,
@@ -121,25 +120,19 @@ def table(findings: Findings) -> Table:
 
 def reading(findings: Findings) -> str:
     best = best_fixed(findings)
-    found, auto = findings["settings"][best], findings["settings"]["auto"]
-    low, high = found["interval"]
-    least = 1 - MARGIN
-    kept = "within" if low >= least else "not within" if high < least else "perhaps within"
-    points = ", ".join(f"{tokens} tokens {1e3 * s:.2f} ms" for tokens, s in findings["round_cost"])
+    ratio = findings["settings"][best]["auto"]
     return (
-        f"The fastest fixed number here is {best}. `auto` makes {found['auto']:.3f} times its "
-        "tokens a "
-        f"second ({low:.3f} … {high:.3f}), with {auto['branches']:.1f} branches a round: {kept} "
-        f"{MARGIN:.0%} of the best. It went by the cost that it measured first: {points}."
+        f"The fastest fixed number of branches is {best}. `auto` makes {ratio:.3f} times its "
+        "tokens per second."
     )
 
 
-def draw(findings: Findings) -> Any:
+def plot(findings: Findings) -> Any:
     figure, part = plots.require_plots().subplots(figsize=(6.5, 4))
     names = list(findings["settings"])
     speeds = [f["tokens_per_second"] for f in findings["settings"].values()]
     part.bar(names, speeds, color=["C1" if name == "auto" else "C0" for name in names])
     part.set_xlabel("branches")
-    part.set_ylabel("tokens a second, one prompt at a time")
+    part.set_ylabel("tokens per second, one prompt at a time")
     part.grid(axis="y", alpha=0.3)
     return figure

@@ -47,7 +47,7 @@ class Job:
     setting: Setting
     config: DecodeConfig
     prompts: Sequence[tuple[int, str]]
-    together: int  # how many at once
+    batch_size: int  # answers decoded at once
 
     def run(self, llm: LLM) -> Iterator[Sample]:
         """In order of completion, not scored yet."""
@@ -61,14 +61,14 @@ class Job:
                 numbers[session] = number
                 yield session
 
-        for session in llm.engine(max_running=self.together).run(begin()):
+        for session in llm.engine(max_running=self.batch_size).run(begin()):
             assert session.output is not None
             notes = getattr(session.decoder.policy, "notes", None)
             number = numbers.pop(session)
             yield make_sample(self.key, number, False, session.output, notes=notes)
 
 
-Decode: TypeAlias = Callable[[Sequence[Job]], Iterable[Sequence[Sample]]]
+DecodeJobs: TypeAlias = Callable[[Sequence[Job]], Iterable[Sequence[Sample]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ class Study:
     options: Mapping[str, Any]  # of DecodeConfig, all of them
     seed: int
     file: SampleFile
-    together: int = 1  # answers decoded at once
-    elsewhere: Decode | None = None  # other processes that decode
+    batch_size: int = 1  # answers decoded at once
+    workers: DecodeJobs | None = None  # processes that decode; None: this one
     progress: Callable[[int, int], None] = lambda done, total: None
     costs: Mapping[str, Any] = field(default_factory=dict)  # points of a round's, by device
 
@@ -104,7 +104,7 @@ class Study:
         total = len(jobs) * len(self.problems)
         done = total - sum(len(job.prompts) for job in jobs)
         jobs = [job for job in jobs if job.prompts]
-        decode = self.elsewhere or self._here
+        decode = self.workers or self._in_process
         known = {(s.problem, s.text): s.correct for s in self.file.samples.values()}
 
         def scored(sample: Sample) -> Sample:
@@ -135,7 +135,7 @@ class Study:
             for i, problem in enumerate(self.problems)
             if (key, i) not in self.file.samples
         ]
-        return Job(key, setting, self.config(**setting.options), missing, self.together)
+        return Job(key, setting, self.config(**setting.options), missing, self.batch_size)
 
-    def _here(self, jobs: Sequence[Job]) -> Iterator[list[Sample]]:
+    def _in_process(self, jobs: Sequence[Job]) -> Iterator[list[Sample]]:
         return ([sample] for job in jobs for sample in job.run(self.model))

@@ -46,7 +46,7 @@ def table(findings: Findings) -> Table:
         "rounds",
         *(f"{part} ms" for part in PARTS),
         "commits",
-        "KB a commit",
+        "KB per commit",
         "commit / forward",
         "all-gather / forward",
     )
@@ -69,25 +69,17 @@ def table(findings: Findings) -> Table:
 
 
 def reading(findings: Findings) -> str:
-    shares: dict[str, list[float]] = {}
-    gathers = []
-    for p in findings["points"]:
-        means = _means(p)
-        shares.setdefault(p["attention"], []).append(means["commit"] / means["forward"])
-        gathers.append(means["all-gather"] / means["forward"])
-    full, block = max(shares["full"]), max(shares["block"])
+    means = [_means(p) for p in findings["points"]]
+    commit, gather = (
+        max(m[part] / m["forward"] for m in means) for part in ("commit", "all-gather")
+    )
     return (
-        "Committing the winner's cache in two phases (full attention) takes at most "
-        f"{full:.2%} of the "
-        "forward, whatever the number of branches; in one phase (block attention), where "
-        "nothing is sent, at "
-        f"most {block:.2%}. The all-gather of statistics takes {min(gathers):.2%} to "
-        f"{max(gathers):.2%}. "
-        "Pre-Write has no time of its own: keys and values stay where the forward makes them."
+        f"A commit takes at most {commit:.2%} of the forward's time, the all-gather of statistics "
+        f"at most {gather:.2%}."
     )
 
 
-def draw(findings: Findings) -> Any:
+def plot(findings: Findings) -> Any:
     figure, part = plots.require_plots().subplots(figsize=(7.5, 4))
     names = [f"{p['attention']}, k={p['branches']}" for p in findings["points"]]
     means = [_means(p) for p in findings["points"]]

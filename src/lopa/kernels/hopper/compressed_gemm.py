@@ -1,7 +1,7 @@
 """bf16 weights losslessly compressed to 12¼ bits, and their products with few tokens on Hopper.
 
 With so few tokens a product takes as long as reading the weight, so it takes three quarters of the
-time. `compressed_gemm.cu` is the kernel; measurements/engine.md has its gain.
+time. `compressed_gemm.cu` is the kernel; measurements/kernels.md has its gain.
 
 The upper seven of the eight exponent bits are nearly the same for all weights. A record, 16 rows by
 64 columns, stores their least value once, the base, and three bits per weight that are added to it.

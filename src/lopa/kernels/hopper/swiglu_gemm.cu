@@ -12,7 +12,7 @@
 //
 // The tokens are wgmma's right operand, which passes through the tensor cores one token after another.
 // Where neighbours are alike fewer bits change, and with so many tokens power is what limits a product
-// (measurements/engine.md).
+// (measurements/kernels.md).
 //
 // Blocks work in pairs (clusters of two), on the same rows for two tiles of tokens, and share the
 // weights.

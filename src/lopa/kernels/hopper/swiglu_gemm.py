@@ -2,7 +2,7 @@
 
 Gated is the first half of a feed-forward in one kernel, silu(x · gateᵀ) · (x · upᵀ). It is used
 where its tiles keep the device busy. The plain product is used for the head with several hundred
-positions. Elsewhere cuBLASLt is as fast or faster (measurements/engine.md).
+positions. Elsewhere cuBLASLt is as fast or faster (measurements/kernels.md).
 """
 
 from __future__ import annotations

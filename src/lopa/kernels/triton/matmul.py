@@ -105,7 +105,7 @@ def _scaled(
 
 
 def tiling(rows: int, columns: int) -> Tiling:
-    """The fastest of those tried on an H200 (measurements/engine.md)."""
+    """The fastest of those tried on an H200 (measurements/kernels.md)."""
     if rows <= 64:
         return Tiling(64, 64, 256 if columns < 64 * 264 else 128, warps=4, stages=4)
     if rows <= 256:
