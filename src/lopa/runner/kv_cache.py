@@ -11,10 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from lopa.kernels import PAGE as PAGE
 from lopa.models.config import ModelConfig
 from lopa.types import IntArray
-
-PAGE = 64  # tokens; the attention kernel reads one page of keys per step
 
 
 def token_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

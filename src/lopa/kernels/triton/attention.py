@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from lopa.kernels import PAGE
 from lopa.kernels.triton.shared_memory import shared_memory, stages_that_fit
-from lopa.runner.kv_cache import PAGE
 
 TILE = 64  # folded queries per program
 _SMS = 132  # multiprocessors of an H200, for which the splits are tuned
