@@ -46,7 +46,7 @@ def test_a_slow_device_measures_less(llm: LLM, monkeypatch: pytest.MonkeyPatch) 
     assert len(cost_measurement.measure(llm.runner, llm.config, llm.decode_config).points) == 3
 
 
-def test_a_device_that_works_alone_is_timed_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_asynchronous_runner_is_timed_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_measurement, "ENOUGH", 0.0)
     llm = LLM("dummy:dream-tiny", device="cpu")
     step = make_eager(llm)
