@@ -16,7 +16,7 @@ from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
 from lopa.models.tokenizer import Tokenizer
 from lopa.models.transformer import Transformer
-from lopa.runner.reference import ReferenceRunner
+from lopa.runner.paged import PagedRunner
 from recipes.noise import corrupt
 from recipes.objective import attention_bias, token_losses
 from recipes.pool import pack, unpack
@@ -83,7 +83,7 @@ class Evaluation:
         """Exact answers and tokens per forward on the first problems, as time allows."""
         new_tokens = self.settings.run.new_tokens
         config = DecodeConfig(max_new_tokens=new_tokens, **_SETTINGS[name])
-        runner = ReferenceRunner(model)
+        runner = PagedRunner(model, model.config.max_positions)
         deadline = time.monotonic() + seconds
         done = right = tokens = rounds = 0
         for problem in self.problems[task][:count]:

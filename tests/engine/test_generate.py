@@ -70,7 +70,7 @@ def test_a_progress_bar_when_asked(llm: LLM, capsys: pytest.CaptureFixture[str])
     llm.generate(PROMPTS[:2], SHORT, progress=True)
     out, err = capsys.readouterr()
     assert out == ""
-    assert "2/2" in err
+    assert "100%" in err
 
 
 def test_chat(chatting: LLM) -> None:

@@ -18,8 +18,8 @@ from lopa.config import PAPER
 from lopa.models import checkpoint
 from lopa.models.families import FAMILIES
 from lopa.models.family import Family
-from lopa.runner.reference import ReferenceRunner
 from lopa.types import Plan
+from reference_runner import ReferenceRunner
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)

@@ -115,7 +115,7 @@ def test_losses_are_those_of_shifted_rows() -> None:
         bias = objective.attention_bias(sees, torch.float32)
         losses = objective.token_losses(model, tokens, tokens, bias)
     assert losses.shape == (2, 39)
-    from lopa.runner.reference import raw_logits
+    from lopa.runner.raw_logits import raw_logits
 
     for row in range(2):
         logits = raw_logits(model, tokens[row].tolist(), "block", 8, 16)

@@ -13,9 +13,9 @@ import goldens
 from lopa import LLM, DecodeConfig, Output, Round
 from lopa.config import DecodeConfig as Config
 from lopa.models import checkpoint
-from lopa.runner.reference import ReferenceRunner
 from lopa.runner.statistics import statistics
 from lopa.types import Plan
+from reference_runner import ReferenceRunner
 
 
 def run(path: Path) -> tuple[dict[str, Any], Output]:

@@ -17,8 +17,8 @@ from lopa.runner.backend_torch import TorchBackend
 from lopa.runner.kv_cache import PAGE, KVCache
 from lopa.runner.paged import PagedRunner
 from lopa.runner.prefix_cache import PrefixCache
-from lopa.runner.reference import ReferenceRunner
 from lopa.types import Plan
+from reference_runner import ReferenceRunner
 
 MODELS = ["dream_0", "llada_a", "sdar_a", "fastdllm2_a"]
 

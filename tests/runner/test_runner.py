@@ -15,7 +15,7 @@ from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
 from lopa.models.transformer import Transformer
 from lopa.runner.base import SyncRunner
-from lopa.runner.reference import raw_logits
+from lopa.runner.raw_logits import raw_logits
 from lopa.runner.statistics import statistics
 from lopa.types import Plan, Stats
 

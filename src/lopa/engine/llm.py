@@ -7,7 +7,7 @@ and sessions. How weights are loaded and what drives the sessions is each one's 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, get_args, overload
 
@@ -22,7 +22,6 @@ from lopa.engine import cost_measurement, loader, prompts
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
 from lopa.engine.loader import LoadOptions
 from lopa.engine.output import Event, Output
-from lopa.engine.progress import progress_bar
 from lopa.engine.prompts import Batch, Messages, Prompt, is_batch
 from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
@@ -33,7 +32,7 @@ from lopa.models.families import family_named, settings_for
 from lopa.models.tokenizer import Tokenizer
 from lopa.runner.device import check_fits, choose_device, choose_dtype
 from lopa.runner.paged import Reuse
-from lopa.runner.reference import raw_logits
+from lopa.runner.raw_logits import raw_logits
 
 Configs = DecodeConfig | Sequence[DecodeConfig] | None  # for all prompts, or one each
 
@@ -109,11 +108,14 @@ class BaseLLM(ABC):
     def _generate(
         self, prompts: Sequence[Prompt], config: Configs, progress: bool, settings: dict[str, Any]
     ) -> list[Output]:
-        outputs: dict[int, Output] = {}
-        with progress_bar(len(prompts), progress) as advance:
-            for index, output in self._as_completed(prompts, config, settings):
-                outputs[index] = output
-                advance()
+        completed: Iterable[tuple[int, Output]] = self._as_completed(prompts, config, settings)
+        if progress:
+            from rich.console import Console
+            from rich.progress import track
+
+            console = Console(stderr=True)
+            completed = track(completed, "decoding", total=len(prompts), console=console)
+        outputs = dict(completed)
         return [outputs[index] for index in range(len(prompts))]
 
     def generate_as_completed(

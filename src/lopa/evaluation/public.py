@@ -10,9 +10,9 @@ from typing import Any
 
 from lopa.config import DecodeConfig
 from lopa.errors import ConfigError
-from lopa.evaluation.benchmark import Benchmark, Exercise
-from lopa.evaluation.protocol import PROTOCOLS, Protocol
-from lopa.evaluation.rows import Row, read_rows
+from lopa.evaluation.benchmark import Benchmark
+from lopa.evaluation.protocol import PROTOCOLS
+from lopa.evaluation.rows import read_rows
 
 
 def benchmark(
@@ -43,7 +43,15 @@ def benchmark(
     examples = None if shots_data is None else read_rows(shots_data, name, protocol.fields)
     if rows is not None and protocol.drawn and shots > len(examples or rows[1:]):
         raise ConfigError(f"{shots} examples need more rows: give --shots-data, or fewer --shots")
-    exercises, stop = _exercises(name, protocol, rows, examples, shots, limit, chat)
+    stop: tuple[str, ...] = ()
+    if protocol.tasks:
+        from lopa.evaluation.harness_tasks import harness_exercises
+
+        exercises, stop = harness_exercises(name, protocol, rows, examples, shots, limit, chat)
+    else:
+        from lopa.evaluation.evalplus_sets import plus_exercises
+
+        exercises = plus_exercises(name, rows, limit, chat)
     facts: dict[str, Any] = {"shots": shots, "chat": chat, "data": data.name if data else "hub"}
     said = [name, *([f"{shots} shots"] if shots else []), *(["chat"] if chat else [])]
     return Benchmark(
@@ -55,21 +63,3 @@ def benchmark(
         stop=stop,
         bos=protocol.bos,
     )
-
-
-def _exercises(
-    name: str,
-    protocol: Protocol,
-    rows: list[Row] | None,
-    examples: list[Row] | None,
-    shots: int,
-    limit: int | None,
-    chat: bool,
-) -> tuple[list[Exercise], tuple[str, ...]]:
-    if not protocol.tasks:
-        from lopa.evaluation.evalplus_sets import plus_exercises
-
-        return plus_exercises(name, rows, limit, chat), ()
-    from lopa.evaluation.harness_tasks import harness_exercises
-
-    return harness_exercises(name, protocol, rows, examples, shots, limit, chat)

@@ -30,8 +30,8 @@ Found = tuple[IntArray, FloatArray, FloatArray]  # token, max_prob, ranking: [N]
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight:
-    """A forward that was launched. `wait` gives its statistics, until the next launch."""
+class PendingStats:
+    """Statistics of a forward that was launched; there until the next launch."""
 
     wait: Callable[[], Found]
 
@@ -75,7 +75,7 @@ class TorchBackend:
 
     def launch(
         self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
-    ) -> InFlight:
+    ) -> PendingStats:
         """tables: by plan, its slot's pages; configs: by plan."""
         self._keys.clear()
         self._values.clear()
@@ -86,7 +86,7 @@ class TorchBackend:
 
         *_, self._hidden = self._layers(batch, tables, stage)
         found = self._find_statistics(batch, self._hidden, configs)
-        return InFlight(lambda: found)
+        return PendingStats(lambda: found)
 
     def flush(self) -> None:
         """Write what is committed to the KV cache; here `commit` has done so."""

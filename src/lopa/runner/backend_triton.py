@@ -24,7 +24,7 @@ from lopa.kernels.triton.confidence import confidence
 from lopa.kernels.triton.kv_write import PendingKVWrites, Staged, gather, write_kv
 from lopa.models.transformer import Layer, RMSNorm, Transformer, rope
 from lopa.runner import graph_inputs
-from lopa.runner.backend_torch import Found, InFlight, TorchBackend
+from lopa.runner.backend_torch import Found, PendingStats, TorchBackend
 from lopa.runner.batch import Batch
 from lopa.runner.graph_inputs import HeadInputs, HeadSizes, LayerInputs
 from lopa.runner.graphs import GraphCache, HeadGraph, common_sizes
@@ -65,11 +65,11 @@ class TritonBackend(TorchBackend):
 
     def launch(
         self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
-    ) -> InFlight:
+    ) -> PendingStats:
         graphs = self._graphs
         if graphs is None:
             found = self._run(batch, configs)
-            return InFlight(lambda: found)
+            return PendingStats(lambda: found)
         self._launches += 1
         launch, head = self._launches, self._replay(graphs, batch, configs)
 
@@ -79,7 +79,7 @@ class TritonBackend(TorchBackend):
             graphs.wait()
             return self._found(None if head is None else head.out, batch, configs)
 
-        return InFlight(wait)
+        return PendingStats(wait)
 
     def _replay(
         self, graphs: GraphCache, batch: Batch, configs: Sequence[DecodeConfig]
@@ -109,8 +109,7 @@ class TritonBackend(TorchBackend):
         """Without graphs."""
         inputs = graph_inputs.layers_on(self.device, batch, self._group)
         self._ensure_staging(len(inputs.tokens))
-        for _ in self._run_layers(inputs):
-            pass
+        self._run_layers(inputs)
         sizes, out = graph_inputs.head_sizes(batch, configs), None
         if sizes is not None:
             head = graph_inputs.head_on(self.device, batch, configs, sizes)
@@ -186,19 +185,16 @@ class TritonBackend(TorchBackend):
 
     # -- on the device ------------------------------------------------------------------------
 
-    def _write_and_run_layers(self, inputs: LayerInputs[Tensor]) -> Iterator[None]:
+    def _write_and_run_layers(self, inputs: LayerInputs[Tensor]) -> None:
         self._write_kv(graph_inputs.pending_writes(inputs))
-        yield from self._run_layers(inputs)
+        self._run_layers(inputs)
 
-    def _run_layers(self, inputs: LayerInputs[Tensor]) -> Iterator[None]:
-        """Yields after each layer. Keys and values are staged, at the end the hidden states."""
+    def _run_layers(self, inputs: LayerInputs[Tensor]) -> None:
+        """Stages keys, values and hidden states."""
         count = len(inputs.tokens)
         keys, values = self._staged.keys[:, :count], self._staged.values[:, :count]
-        layers = self._fused_layers(inputs, lambda layer: (keys[layer], values[layer]))
-        for _ in range(self.model.config.layers):
-            next(layers)
-            yield
-        self._staged.hidden[:count] = next(layers)
+        *_, hidden = self._fused_layers(inputs, lambda layer: (keys[layer], values[layer]))
+        self._staged.hidden[:count] = hidden
 
     def _run_head(self, inputs: HeadInputs[Tensor], sizes: HeadSizes) -> Tensor:
         """[3, N] int32: token, and the bits of max_prob and ranking."""

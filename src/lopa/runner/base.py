@@ -3,8 +3,7 @@
 A runner owns one slot (capacity in a KV cache) per sequence. `launch` starts a forward and
 `InFlight.wait` returns the statistics of each plan; when the decoders have chosen, `commit` makes
 the winners' keys and values the sequences' own. Where the winner was forwarded on another device,
-`staged` there and `install` here do that. `lopa.runner.paged` is the one in use,
-`lopa.runner.reference` the plain one it is tested against.
+`staged` there and `install` here do that. `lopa.runner.paged` is the one in use.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ sizes, its buffer is filled and it is replayed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,9 +24,8 @@ from lopa.runner.graph_inputs import (
 from lopa.types import IntArray
 
 _MOST_GRAPHS = 96  # sizes of the layers, and as many of the head
-_FIRST_LAYERS = 1  # in a graph of their own, which starts while the host launches the long rest
 
-RunLayers = Callable[[LayerInputs[Tensor]], Iterator[None]]  # yields after each layer
+RunLayers = Callable[[LayerInputs[Tensor]], None]
 RunHead = Callable[[HeadInputs[Tensor], HeadSizes], Tensor]  # → [3, N] int32
 
 _Sizes = TypeVar("_Sizes")
@@ -35,14 +34,14 @@ _Graph = TypeVar("_Graph")
 
 @dataclass(slots=True)
 class LayerGraph:
-    parts: list[torch.cuda.CUDAGraph]  # replayed one after another
+    graph: torch.cuda.CUDAGraph
     inputs: HostLayerInputs
-    buffers: tuple[Tensor, ...]  # what the graphs read and write, kept as long as they are
+    buffers: tuple[Tensor, ...]  # what the graph reads and writes, kept as long as it is
 
 
 @dataclass(slots=True)
 class HeadGraph:
-    parts: list[torch.cuda.CUDAGraph]
+    graph: torch.cuda.CUDAGraph
     inputs: HeadInputs[IntArray]
     out: IntArray  # [3, N] int32, pinned: token, and the bits of max_prob and ranking
     buffers: tuple[Tensor, ...]
@@ -65,10 +64,9 @@ class GraphCache:
     def head_graph(self, sizes: HeadSizes, run: RunHead) -> HeadGraph:
         return _cached(self.heads, sizes, lambda: self._capture_head(sizes, run))
 
-    def replay(self, graph: LayerGraph | HeadGraph) -> None:
+    def replay(self, captured: LayerGraph | HeadGraph) -> None:
         self._is_busy = True
-        for part in graph.parts:
-            part.replay()
+        captured.graph.replay()
 
     def wait(self) -> None:
         """Until the device has read and written the buffers of what was replayed."""
@@ -89,14 +87,12 @@ class GraphCache:
         on_device = on_host.to(self.device)
         inputs = graph_inputs.split_layers(on_device, sizes)
 
-        def work() -> Iterator[None]:
+        def work() -> None:
             on_device.copy_(on_host, non_blocking=True)
-            for done, _ in enumerate(run(inputs), 1):
-                if done == _FIRST_LAYERS:
-                    yield
+            run(inputs)
 
-        parts = self._capture(work)
-        return LayerGraph(parts, HostLayerInputs(on_host, sizes), (on_host, on_device))
+        graph = self._capture(work)
+        return LayerGraph(graph, HostLayerInputs(on_host, sizes), (on_host, on_device))
 
     @torch.inference_mode()
     def _capture_head(self, sizes: HeadSizes, run: RunHead) -> HeadGraph:
@@ -105,28 +101,21 @@ class GraphCache:
         inputs = graph_inputs.split_head(on_device, sizes)
         out = torch.zeros(3, sizes.wanted, dtype=torch.int32, pin_memory=self._on_gpu)
 
-        def work() -> Iterator[None]:
+        def work() -> None:
             on_device.copy_(on_host, non_blocking=True)
             out.copy_(run(inputs, sizes), non_blocking=True)
-            yield from ()
 
         arrays = graph_inputs.head_arrays(on_host, sizes)
         return HeadGraph(self._capture(work), arrays, out.numpy(), (on_host, on_device, out))
 
-    def _capture(self, work: Callable[[], Iterator[None]]) -> list[torch.cuda.CUDAGraph]:
-        """One graph up to each yield of the work, and one of the rest."""
+    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         for _ in range(2):  # trial runs, which compile kernels and load libraries
-            for _ in work():
-                pass
+            work()
         torch.cuda.synchronize(self.device)
-        graphs, rest = [], work()
-        is_last = False
-        while not is_last:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                is_last = next(rest, "done") is not None
-            graphs.append(graph)
-        return graphs
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            work()
+        return graph
 
 
 def common_sizes(tokens: int, group: int) -> tuple[list[LayerSizes], list[HeadSizes]]:

@@ -1,7 +1,4 @@
-"""The plain runner: all rows of all plans in one padded batch, any device, no kernels.
-
-The truth that `lopa.runner.paged` is tested against, and `raw_logits`, which needs no cache.
-"""
+"""The plain runner that `lopa.runner.paged` is tested against: one padded batch, no pages."""
 
 from __future__ import annotations
 
@@ -13,15 +10,56 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lopa.config import AttentionName, DecodeConfig
+from lopa.config import DecodeConfig
+from lopa.models.config import ModelConfig
 from lopa.models.transformer import Transformer
 from lopa.runner.attention import sdpa
 from lopa.runner.base import SyncRunner, make_stats
-from lopa.runner.reference_cache import Cache
 from lopa.runner.statistics import statistics
 from lopa.types import BoolArray, IntArray, Plan, Stats
 
 _HEAD_ROWS = 4096  # logits are made for at most this many positions at once
+
+
+class Cache:
+    """One slot per sequence in one pair of tensors, which grows as it is needed."""
+
+    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+        shape = (config.layers, 0, 0, config.kv_heads, config.head_dim)
+        self.keys = torch.zeros(shape, device=device, dtype=dtype)  # [layers, slots, length, …]
+        self.values = torch.zeros_like(self.keys)
+        self._free: list[int] = []
+
+    def open(self, capacity: int) -> int:
+        """A slot that holds at least `capacity` tokens."""
+        slots, length = self.keys.shape[1:3]
+        slot = self._free[-1] if self._free else slots
+        self._grow(max(slots, slot + 1), max(length, capacity))  # may fail: nothing is taken yet
+        if self._free:
+            self._free.pop()
+        return slot
+
+    def close(self, slot: int) -> None:
+        self._free.append(slot)
+
+    def read(self, layer: int, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """slots [R, 1], positions [R, S] → keys and values [R, S, kv_heads, d]."""
+        return self.keys[layer, slots, positions], self.values[layer, slots, positions]
+
+    def write(self, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
+        """slots, positions [N]; keys, values [layers, N, kv_heads, d]."""
+        self.keys[:, slots, positions] = keys
+        self.values[:, slots, positions] = values
+
+    def _grow(self, slots: int, length: int) -> None:
+        layers, old_slots, old_length, heads, dim = self.keys.shape
+        if (slots, length) == (old_slots, old_length):
+            return
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = old.new_zeros(layers, slots, length, heads, dim)
+            new[:, :old_slots, :old_length] = old
+            setattr(self, name, new)
 
 
 @dataclass(slots=True)
@@ -218,28 +256,3 @@ def _window_mask(plan: Plan) -> BoolArray:
     if plan.block_ids is not None:
         mask &= plan.block_ids[None, :] <= plan.block_ids[:, None]
     return mask
-
-
-@torch.inference_mode()
-def raw_logits(
-    model: Transformer,
-    token_ids: Sequence[int],
-    kind: AttentionName = "full",
-    prompt_len: int = 0,
-    block_size: int = 1,
-) -> Tensor:
-    """[T, vocab] raw rows of one sequence without a cache, in fp32."""
-    device = next(model.parameters()).device
-    tokens = torch.tensor(token_ids, dtype=torch.int64, device=device)
-    positions = torch.arange(len(tokens), device=device)
-    mask = None
-    if kind == "block":
-        blocks = torch.where(positions < prompt_len, -1, (positions - prompt_len) // block_size)
-        if model.config.trained_block is not None:  # counted from position 0
-            blocks = positions // block_size
-        mask = (blocks[None, :] <= blocks[:, None])[None]
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return sdpa(q[None], k[None], v[None], mask)[0]
-
-    return model.logits(model(tokens, positions, attend)).float()
