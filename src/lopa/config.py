@@ -347,28 +347,17 @@ _PUBLISHED: dict[str, Any] = {
     "activate_at": 0.95,
     **PAPER,
 }
+_CODE = {"block_size": 32, "append_at": 0.3}
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"block_size": 32, "append_at": 0.1, "threshold": 0.90, "branches": 7},
     # D2F-Dream
     "gsm8k": {"block_size": 32, "append_at": 0.1, "threshold": 0.90, "branches": 14},
     "math": {"block_size": 16, "append_at": 0.1, "threshold": 0.90, "branches": 7},
-    "humaneval": {"block_size": 32, "append_at": 0.3, "threshold": 0.95, "branches": 7},
-    "mbpp": {"block_size": 32, "append_at": 0.3, "threshold": 0.95, "branches": 7},
+    "humaneval": {**_CODE, "threshold": 0.95, "branches": 7},
+    "mbpp": {**_CODE, "threshold": 0.95, "branches": 7},
     # D2F-DiffuCoder, which ranks by max_prob
-    "humaneval+": {
-        "block_size": 32,
-        "append_at": 0.3,
-        "threshold": 0.95,
-        "branches": 6,
-        "ranking": "max_prob",
-    },
-    "mbpp+": {
-        "block_size": 32,
-        "append_at": 0.3,
-        "threshold": 0.90,
-        "branches": 14,
-        "ranking": "max_prob",
-    },
+    "humaneval+": {**_CODE, "threshold": 0.95, "branches": 6, "ranking": "max_prob"},
+    "mbpp+": {**_CODE, "threshold": 0.90, "branches": 14, "ranking": "max_prob"},
 }
 
 _NO_LIMIT = 2**63 - 1

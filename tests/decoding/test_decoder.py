@@ -13,8 +13,6 @@ from made_up import EOS, MASK, MadeUp, advance, drive, new_decoder
 from plain_loop import plain_lopa
 
 from lopa.config import DecodeConfig
-from lopa.decoding.decoder import Decoder
-from lopa.errors import PromptError
 
 EXAMPLES = settings(max_examples=120, deadline=None)
 seeds = st.integers(0, 2**31)
@@ -291,9 +289,3 @@ def test_round_limit() -> None:
     decoder = new_decoder(DecodeConfig(decoder="d2f", threshold=1.0, max_rounds=3))
     assert len(drive(decoder, MadeUp(1))) == 3
     assert decoder.finish == "rounds"
-
-
-@pytest.mark.parametrize("prompt", [[], [1, MASK]])
-def test_bad_prompts(prompt: list[int]) -> None:
-    with pytest.raises(PromptError):
-        Decoder(DecodeConfig(), prompt, mask_id=MASK, eos_ids=[EOS], shift=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lopa import LLM
-from lopa.runner.backend_torch import Found, InFlight, TorchBackend
+from lopa.runner.backend_torch import Found, PendingStats, TorchBackend
 from lopa.runner.paged import PagedRunner
 
 
@@ -17,12 +17,12 @@ class Eager(TorchBackend):
         self.forwards = 0  # all of them
         self.begun = 0
         self.finished = 0  # of those begun, the ones that were of use
-        self._last: InFlight | None = None
+        self._last: PendingStats | None = None
 
     def forward(self, *args: Any) -> Found:
         return self._launch(*args).wait()
 
-    def launch(self, *args: Any) -> InFlight:
+    def launch(self, *args: Any) -> PendingStats:
         self.begun += 1
         in_flight = self._launch(*args)
 
@@ -31,9 +31,9 @@ class Eager(TorchBackend):
             self.finished += 1
             return in_flight.wait()
 
-        return InFlight(wait)
+        return PendingStats(wait)
 
-    def _launch(self, *args: Any) -> InFlight:
+    def _launch(self, *args: Any) -> PendingStats:
         self.forwards += 1
         in_flight = self._last = super().launch(*args)
         return in_flight

@@ -16,7 +16,7 @@ from lopa.config import AUTO_BRANCHES
 from lopa.decoding.branch_budget import RoundCost
 from lopa.engine import cost_measurement
 from lopa.engine.session import Session
-from lopa.runner.backend_torch import InFlight
+from lopa.runner.backend_torch import PendingStats
 from lopa.tasks import generate
 
 POINTS = [(32, 0.010), (64, 0.011), (512, 0.030)]
@@ -66,7 +66,7 @@ def test_a_host_that_is_kept_does_not_make_the_device_seem_fast(
     launch, record = step.launch, Session.record
     delays = itertools.cycle((late, 0.0, 0.0))
 
-    def launch_slowly(*args: Any) -> InFlight:
+    def launch_slowly(*args: Any) -> PendingStats:
         ready = time.perf_counter() + least
         in_flight = launch(*args)
 
@@ -74,7 +74,7 @@ def test_a_host_that_is_kept_does_not_make_the_device_seem_fast(
             time.sleep(max(0.0, ready - time.perf_counter()))
             return in_flight.wait()
 
-        return InFlight(wait)
+        return PendingStats(wait)
 
     def record_late(session: Session, seconds: float) -> Any:
         time.sleep(next(delays))

@@ -13,7 +13,7 @@ from lopa.bench.ceilings import Ceilings
 from lopa.bench.gc_frozen import frozen
 from lopa.bench.rounds import SteadyRounds
 from lopa.errors import ConfigError
-from lopa.runner.backend_torch import InFlight, TorchBackend
+from lopa.runner.backend_torch import PendingStats, TorchBackend
 from lopa.runner.batch import Batch
 from lopa.runner.device_timer import ForwardTime
 from lopa.runner.paged import PagedRunner
@@ -35,7 +35,7 @@ class FakeEvent:
 class Clocked(Eager):
     """Waits and works the longer the more rounds there have been."""
 
-    def launch(self, batch: Batch, *args: Any) -> InFlight:
+    def launch(self, batch: Batch, *args: Any) -> PendingStats:
         in_flight = super().launch(batch, *args)
         ((_, plan),) = batch.plans
         FakeEvent.now += expected(plan.index).waited

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lopa.bench.ceilings import Ceilings
@@ -15,7 +16,7 @@ from lopa.engine.cost_measurement import steady_session
 from lopa.engine.llm import LLM
 from lopa.engine.scheduler import Scheduler
 from lopa.errors import ConfigError
-from lopa.runner.base import Deferred, Plans, Runner
+from lopa.runner.base import InFlight, Plans, Runner
 from lopa.runner.device_timer import DeviceTimer, ForwardTime
 from lopa.runner.paged import PagedRunner
 from lopa.types import Round, Stats
@@ -52,8 +53,8 @@ class _Timed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runner, name)
 
-    def launch(self, plans: Plans) -> Any:
-        return Deferred(self, plans)
+    def launch(self, plans: Plans) -> InFlight:
+        return InFlight(partial(self.forward, plans))
 
     def forward(self, plans: Plans) -> Sequence[Stats | None]:
         began = time.perf_counter()

@@ -19,7 +19,6 @@ from lopa.decoding.policy import LookaheadPolicy, ScoredPolicy
 from lopa.decoding.record import make_record
 from lopa.decoding.round_view import RoundView, eos_mask
 from lopa.decoding.windows import Frame, Pipeline, make_window
-from lopa.errors import PromptError
 from lopa.types import BoolArray, FinishReason, IntArray, Lookahead, Plan, Round, Stats
 
 
@@ -29,7 +28,7 @@ class Decoder:
     def __init__(
         self,
         config: DecodeConfig,
-        prompt_ids: Sequence[int],
+        prompt_ids: Sequence[int],  # at least one, and none is the mask
         *,
         mask_id: int,
         eos_ids: Collection[int],
@@ -38,10 +37,6 @@ class Decoder:
         cost: RoundCost | None = None,  # of a round, for branches auto; None: all cost the same
         policy: LookaheadPolicy | None = None,  # None: as configured
     ) -> None:
-        if len(prompt_ids) == 0:
-            raise PromptError("the prompt is empty: give at least one token")
-        if mask_id in prompt_ids:
-            raise PromptError("the prompt contains the mask token: take it out")
         self.config = config
         self.mask_id = mask_id
         self.eos_ids = frozenset(eos_ids)

@@ -66,7 +66,7 @@ class BaseLLM(ABC):
     def round_cost(self) -> RoundCost:
         """What a round costs here, for branches "auto"."""
 
-    measures_cost = False  # whether `round_cost` can be measured here
+    measures_cost = False  # whether `round_cost` is measured here, on first use
 
     def close(self) -> None:  # noqa: B027 (a model in one process has nothing to end)
         """End what this model runs outside this process."""
@@ -101,22 +101,17 @@ class BaseLLM(ABC):
         progress: show a bar on standard error.
         Outputs are in the order of the prompts. In fp32 they equal those of one prompt at a time.
         """
-        if not is_batch(prompts):
-            return self._generate([prompts], config, progress, settings)[0]
-        return self._generate(prompts, config, progress, settings)
-
-    def _generate(
-        self, prompts: Sequence[Prompt], config: Configs, progress: bool, settings: dict[str, Any]
-    ) -> list[Output]:
-        completed: Iterable[tuple[int, Output]] = self._as_completed(prompts, config, settings)
+        many = is_batch(prompts)
+        batch = prompts if many else [prompts]
+        completed: Iterable[tuple[int, Output]] = self._as_completed(batch, config, settings)
         if progress:
             from rich.console import Console
             from rich.progress import track
 
             console = Console(stderr=True)
-            completed = track(completed, "decoding", total=len(prompts), console=console)
-        outputs = dict(completed)
-        return [outputs[index] for index in range(len(prompts))]
+            completed = track(completed, "decoding", total=len(batch), console=console)
+        outputs = [output for _, output in sorted(completed, key=lambda pair: pair[0])]
+        return outputs if many else outputs[0]
 
     def generate_as_completed(
         self,
@@ -172,11 +167,12 @@ class BaseLLM(ABC):
         self, messages: Any, config: Configs = None, *, progress: bool = False, **settings: Any
     ) -> Output | list[Output]:
         """Answer a conversation (a list of {"role": …, "content": …}), or a list of them."""
-        many = is_batch(messages)
-        if isinstance(messages, str) or (many and any(isinstance(m, str) for m in messages)):
+        if any(isinstance(m, str) for m in (messages, *messages)):
             raise PromptError('chat takes messages: [{"role": "user", "content": "…"}]')
-        outputs = self._generate(messages if many else [messages], config, progress, settings)
-        return outputs if many else outputs[0]
+        outputs: Output | list[Output] = self.generate(
+            messages, config, progress=progress, **settings
+        )
+        return outputs
 
     def stream(
         self, prompt: Prompt, config: DecodeConfig | None = None, **settings: Any
@@ -284,8 +280,6 @@ class LLM(BaseLLM):
     progress: called with (tensors read, tensors in all) while weights are loaded.
     """
 
-    measures_cost = True
-
     def __init__(
         self,
         model: str | Path,
@@ -326,6 +320,7 @@ class LLM(BaseLLM):
         self.model.config = self.config
         loader.quantize_weights(self.model, self.quantize)
         self.runner = loader.make_runner(self.model, options, backend=options.backend)
+        self.measures_cost = "lopa" in family_named(self.config.family).decoders
 
     def engine(
         self, *, max_running: int = MAX_RUNNING, token_budget: int = TOKEN_BUDGET

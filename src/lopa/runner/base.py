@@ -9,8 +9,9 @@ the winners' keys and values the sequences' own. Where the winner was forwarded 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -41,25 +42,15 @@ def make_stats(token: IntArray, max_prob: FloatArray, ranking: FloatArray) -> St
     return Stats(token.astype(np.int64), max_prob.astype(np.float64), ranking.astype(np.float64))
 
 
-class InFlight(Protocol):
-    """A forward that has been launched."""
-
-    def wait(self) -> Sequence[Stats | None]:
-        """The statistics of each plan; None: the same plan wants another forward.
-
-        Another forward of the same runner makes this one stale: it is then done again.
-        """
-
-
 @dataclass(frozen=True, slots=True)
-class Deferred:
-    """The forward of a synchronous runner: it happens in `wait`."""
+class InFlight:
+    """A forward that has been launched.
 
-    runner: SyncRunner
-    plans: Plans
+    `wait` returns the statistics of each plan; None: the same plan wants another forward. Another
+    forward of the same runner makes this one stale: it is then done again.
+    """
 
-    def wait(self) -> Sequence[Stats | None]:
-        return self.runner.forward(self.plans)
+    wait: Callable[[], Sequence[Stats | None]]
 
 
 class Runner(Protocol):
@@ -101,14 +92,14 @@ class Runner(Protocol):
 
 
 class SyncRunner(Runner, Protocol):
-    """A runner whose `forward` does it all: `launch` defers to it."""
+    """A runner whose `forward` happens in `wait`."""
 
     @property
     def is_async(self) -> bool:
         return False
 
     def launch(self, plans: Plans) -> InFlight:
-        return Deferred(self, plans)
+        return InFlight(partial(self.forward, plans))
 
 
 class StagingRunner(Runner, Protocol):

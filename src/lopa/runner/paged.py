@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -16,8 +17,8 @@ from torch import Tensor
 
 from lopa.config import DecodeConfig
 from lopa.models.transformer import Transformer
-from lopa.runner.backend_torch import Found, TorchBackend
-from lopa.runner.base import Deferred, InFlight, Plans, check_capacity, make_stats
+from lopa.runner.backend_torch import Found, PendingStats, TorchBackend
+from lopa.runner.base import InFlight, Plans, check_capacity, make_stats
 from lopa.runner.batch import Batch, make_batch
 from lopa.runner.kv_cache import PAGE, KVCache, pages_for, slot_mapping
 from lopa.runner.prefix_cache import Entry, PrefixCache
@@ -46,24 +47,6 @@ class _Slot:
     carry_position: int = -1
 
 
-class _Launched:
-    """A forward that the device is working on. Only short rows are launched."""
-
-    def __init__(self, runner: PagedRunner, plans: Plans) -> None:
-        self.runner, self.plans = runner, plans
-        self.batch = make_batch(plans, runner.config.shift)
-        self.forward = runner.backend.launch(self.batch, *runner._of_slots(plans))
-
-    def wait(self) -> list[Stats | None]:
-        runner = self.runner
-        if runner._latest is not self:  # its staged rows have been overwritten
-            return runner.forward(self.plans)
-        for slot, plan in self.plans:
-            runner._slots[slot].plan = plan
-        found = runner._pieces(self.batch, self.forward.wait())
-        return [_stats(found[slot]) for slot, _ in self.plans]
-
-
 class PagedRunner:
     def __init__(
         self,
@@ -85,7 +68,7 @@ class PagedRunner:
         self.backend = backend(model, self.kv_cache)
         self._slots: dict[int, _Slot] = {}
         self._free: list[int] = []
-        self._latest: _Launched | None = None  # whose staged rows the backend holds
+        self._latest: PendingStats | None = None  # whose staged rows the backend holds
         if warmup:
             self.backend.warm_up(warmup)
 
@@ -181,9 +164,19 @@ class PagedRunner:
             self._check_carry(self._slots[slot], plan)
         if not self.is_async or any(self.cost(plan) != plan.rows.size for _, plan in plans):
             self._latest = None
-            return Deferred(self, plans)
-        self._latest = _Launched(self, plans)
-        return self._latest
+            return InFlight(partial(self.forward, plans))
+        batch = make_batch(plans, self.config.shift)
+        pending = self._latest = self.backend.launch(batch, *self._of_slots(plans))
+
+        def wait() -> list[Stats | None]:
+            if self._latest is not pending:  # its staged rows have been overwritten
+                return self.forward(plans)
+            for slot, plan in plans:
+                self._slots[slot].plan = plan
+            found = self._pieces(batch, pending.wait())
+            return [_stats(found[slot]) for slot, _ in plans]
+
+        return InFlight(wait)
 
     @torch.inference_mode()
     def forward(self, plans: Plans) -> list[Stats | None]:

@@ -59,13 +59,8 @@ class Worker:
         job = Job(id="warm-up", prompt=[token], max_tokens=1)
         for _ in self.engine.stream(self.open(job)[0].session):
             pass
-        if self._is_timed:
+        if self.llm.measures_cost:
             _ = self.llm.round_cost  # later on other sessions would be running beside the measure
-
-    @property
-    def _is_timed(self) -> bool:
-        """Whether rounds are, for `branches="auto"`."""
-        return self.llm.measures_cost and "lopa" in family_named(self.llm.config.family).decoders
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -76,7 +71,7 @@ class Worker:
             "decoders": list(family_named(self.llm.config.family).decoders),
             "chat": bool(self.llm.tokenizer and self.llm.tokenizer.chat_template),
             "ranks": self.engine.ranks_alive,
-            "round_cost": self.llm.round_cost.points if self._is_timed else None,
+            "round_cost": self.llm.round_cost.points if self.llm.measures_cost else None,
             "pid": os.getpid(),
         }
 
