@@ -69,7 +69,7 @@ def with_special_ids(config: ModelConfig, options: LoadOptions) -> ModelConfig:
         eos_ids = tuple(token_id("eos_token_id", i, config.vocab_size) for i in ids)
     if options.mask_token_id is not None:
         mask_id = options.mask_token_id
-    mask_id = token_id("mask_token_id", mask_id, config.vocab_size)
+    mask_id = token_id("the mask token", mask_id, config.vocab_size)
     if mask_id in eos_ids:
         raise ConfigError(f"token {mask_id} cannot be both mask and EOS")
     return replace(config, eos_ids=eos_ids, mask_id=mask_id)
