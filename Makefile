@@ -15,9 +15,9 @@ run: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# A soak of the engine, and whole decodes in Triton's interpreter.
+# A soak of the engine, whole decodes in Triton's interpreter, and the rest of the recorded runs.
 test-engine: $(READY)
-	$(BIN)/python -m pytest tests/engine tests/kernels tests/runner -m engine -n 2 --dist worksteal
+	$(BIN)/python -m pytest tests/engine tests/kernels tests/runner tests/test_recorded.py -m engine -n 2 --dist worksteal
 
 # Needs Chromium (apt-get install chromium), or its path in CHROMIUM.
 test-browser: $(BROWSER_READY)

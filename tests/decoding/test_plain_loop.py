@@ -1,0 +1,291 @@
+"""Every decoder, round by round, against the slow loops of plain_loop.py on made-up statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from made_up import EOS, MASK, VOCAB, MadeUp, advance
+from plain_loop import (
+    Draft,
+    PlainModel,
+    PlainRun,
+    StatsOf,
+    plain_blocks,
+    plain_pipeline,
+    plain_sdar,
+)
+
+from lopa.config import DecodeConfig
+from lopa.decoding.branch_budget import RoundCost
+from lopa.decoding.decoder import Decoder
+from lopa.types import Round
+
+PlainLoop = Callable[[list[int], StatsOf, DecodeConfig, PlainModel, Sequence[int]], PlainRun]
+STEEP = RoundCost(((8, 1.0), (64, 3.0)))  # so that "auto" has something to weigh
+
+
+def examples(count: int) -> settings:
+    slow = [HealthCheck.too_slow]  # a busy machine is no fault
+    return settings(max_examples=count, deadline=None, suppress_health_check=slow)
+
+
+def check(
+    loop: PlainLoop,
+    source: MadeUp,
+    config: DecodeConfig,
+    prompt: list[int],
+    *,
+    eos: list[int],
+    shift: bool = True,
+    aligned: bool = False,
+) -> None:
+    cost = STEEP if config.branches == "auto" else None
+    decoder = Decoder(
+        config, prompt, mask_id=MASK, eos_ids=eos, shift=shift, aligned=aligned, cost=cost
+    )
+    records, asked = [], []
+    while (plan := decoder.plan()) is not None:
+        asked.append(plan.wanted.sum(axis=1).tolist())
+        records.append(advance(decoder, source.stats(decoder, plan)))
+    model = PlainModel(MASK, eos, shift, aligned)
+    expected = loop(prompt, source.at, config, model, [len(r.spawned) for r in records])
+    for record, wanted, plain in zip(records, asked, expected.rounds, strict=False):
+        assert wanted == [masks for masks, *_ in plain.rows]  # statistics of these, no others
+        check_rows(record, plain.rows, plain.scores)
+        assert record.winner == plain.winner
+        assert [(f.position, f.token, f.max_prob, f.kind) for f in record.fills] == plain.fills
+        spawned = [Draft(a.position, a.token, a.confidence, a.max_prob) for a in record.spawned]
+        assert spawned == plain.spawned
+        assert (record.start, record.committed) == (plain.start, plain.commit)
+    assert len(records) == len(expected.rounds)
+    assert decoder.generated.tolist() == expected.tokens
+    assert decoder.finish == expected.finish
+
+
+def check_rows(record: Round, rows: list[tuple[int, int, bool]], scores: list[float]) -> None:
+    assert [(b.masks, b.end, b.eos) for b in record.branches] == rows
+    assert [b.score for b in record.branches] == pytest.approx(scores, rel=1e-12, abs=1e-12)
+
+
+class MadeUpRanking(MadeUp):
+    """Ranks by another draw than the probability, so that neither can stand in for the other."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.drawn: dict[Any, tuple[int, float, float]] = {}  # both sides ask for the same
+
+    def at(self, index: int, row: tuple[int, ...], position: int) -> tuple[int, float, float]:
+        key = index, row, position
+        if key not in self.drawn:
+            token, max_prob, _ = super().at(*key)
+            *_, ranking = super().at(index, row, position + 1000)
+            self.drawn[key] = token, max_prob, ranking
+        return self.drawn[key]
+
+
+# A quarter is exact in binary: what is drawn in quarters ties, with other draws and with the
+# thresholds and floors below.
+QUARTERS = 4
+thresholds = st.sampled_from([0.0, 0.25, 0.5, 0.75, 0.9, 1.0])
+sources = st.builds(
+    MadeUpRanking,
+    seed=st.integers(0, 2**31),
+    levels=st.sampled_from([None, QUARTERS]),
+    eos_share=st.sampled_from([0.0, 0.0, 0.02, 0.2]),
+)
+prompts = st.lists(st.integers(0, VOCAB), min_size=1, max_size=9)  # an EOS there ends nothing
+ends = st.sampled_from([[EOS], [EOS, 3]])
+lookaheads = st.fixed_dictionaries(
+    {
+        "branches": st.one_of(st.integers(0, 5), st.just("auto")),
+        "lookahead_floor": st.sampled_from([0.0, 0.25, 0.3, 0.75]),
+        "lookahead_eos": st.booleans(),
+        "early_stop": st.booleans(),
+    }
+)
+scores = st.one_of(
+    st.fixed_dictionaries(
+        {"score": st.just("fills"), "creation_weight": st.sampled_from([0.0, 0.5, 1.0])}
+    ),
+    st.fixed_dictionaries(
+        {
+            "score": st.just("mean"),
+            "creation_weight": st.sampled_from([0.0, 0.0, 0.25]),
+            "score_fraction": st.sampled_from([1.0, 1.0, 0.5]),
+        }
+    ),
+)
+shares = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.95, 1.0])
+pipelines = st.fixed_dictionaries(
+    {
+        "block_size": st.sampled_from([1, 3, 8]),
+        "append_at": shares,
+        "activate_at": shares,
+        "attention": st.sampled_from(["full", "block"]),
+    }
+)
+
+
+@examples(200)
+@given(
+    sources, st.sampled_from([1, 2, 3, 7]), thresholds, pipelines, st.integers(1, 5), prompts, ends
+)
+def test_the_defaults(
+    source: MadeUp,
+    branches: int,
+    threshold: float,
+    shape: dict[str, Any],
+    blocks: int,
+    prompt: list[int],
+    eos: list[int],
+) -> None:
+    """Nothing is given but sizes and thresholds: how it looks ahead and when it stops is as usual.
+    One branch has no rivals."""
+    new = blocks * shape["block_size"]
+    config = DecodeConfig(max_new_tokens=new, branches=branches, threshold=threshold, **shape)
+    check(plain_pipeline, source, config, prompt, eos=eos)
+
+
+@examples(240)
+@given(
+    sources,
+    thresholds,
+    pipelines,
+    lookaheads,
+    scores,
+    st.integers(1, 5),
+    prompts,
+    ends,
+    st.booleans(),
+)
+def test_the_pipeline(
+    source: MadeUp,
+    threshold: float,
+    shape: dict[str, Any],
+    ahead: dict[str, Any],
+    score: dict[str, Any],
+    blocks: int,
+    prompt: list[int],
+    eos: list[int],
+    aligned: bool,
+) -> None:
+    new = blocks * shape["block_size"]
+    config = DecodeConfig(max_new_tokens=new, threshold=threshold, **shape, **ahead, **score)
+    check(plain_pipeline, source, config, prompt, eos=eos, aligned=aligned)
+
+
+@examples(60)
+@given(sources, thresholds, pipelines, st.booleans(), st.booleans(), prompts)
+def test_d2f(
+    source: MadeUp,
+    threshold: float,
+    shape: dict[str, Any],
+    early_stop: bool,
+    aligned: bool,
+    prompt: list[int],
+) -> None:
+    new = 3 * shape["block_size"] + (0 if early_stop else shape["block_size"] // 2)
+    config = DecodeConfig(
+        decoder="d2f", max_new_tokens=new, threshold=threshold, early_stop=early_stop, **shape
+    )
+    check(plain_pipeline, source, config, prompt, eos=[EOS], aligned=aligned)
+
+
+blocks = st.fixed_dictionaries(
+    {
+        "block_size": st.sampled_from([1, 3, 8]),
+        "cache": st.sampled_from(["none", "prefix", "dual"]),
+    }
+)
+rules = st.one_of(
+    st.builds(lambda t: {"threshold": t}, thresholds),
+    st.builds(lambda f: {"factor": f}, st.sampled_from([0.5, 1.0, 3.0])),
+    st.builds(lambda s: {"steps": s}, st.sampled_from([1, 2, 3, 7, 12])),  # times the blocks
+)
+
+
+@examples(120)
+@given(sources, blocks, rules, st.integers(1, 3), st.booleans(), st.booleans(), prompts)
+def test_fast_dllm(
+    source: MadeUp,
+    shape: dict[str, Any],
+    rule: dict[str, Any],
+    count: int,
+    shift: bool,
+    early_stop: bool,
+    prompt: list[int],
+) -> None:
+    if "steps" in rule:
+        rule = {"steps": rule["steps"] * count}
+    config = DecodeConfig(
+        decoder="fast-dllm",
+        max_new_tokens=count * shape["block_size"],
+        early_stop=early_stop,
+        **shape,
+        **rule,
+    )
+    check(plain_blocks, source, config, prompt, eos=[EOS], shift=shift)
+
+
+@examples(100)
+@given(sources, thresholds, blocks, lookaheads, scores, st.booleans(), st.booleans(), prompts)
+def test_lookahead_on_blocks_and_on_the_canvas(
+    source: MadeUp,
+    threshold: float,
+    shape: dict[str, Any],
+    ahead: dict[str, Any],
+    score: dict[str, Any],
+    canvas: bool,
+    shift: bool,
+    prompt: list[int],
+) -> None:
+    window: dict[str, Any] = {"window": "canvas"} if canvas else {"window": "blocks", **shape}
+    new = 2 * shape["block_size"]
+    config = DecodeConfig(max_new_tokens=new, threshold=threshold, **window, **ahead, **score)
+    check(plain_blocks, source, config, prompt, eos=[EOS], shift=shift)
+
+
+@examples(40)
+@given(sources, st.integers(1, 30), st.integers(1, 40), st.booleans(), st.booleans(), prompts)
+def test_vanilla(
+    source: MadeUp, new: int, steps: int, shift: bool, early_stop: bool, prompt: list[int]
+) -> None:
+    config = DecodeConfig(decoder="vanilla", max_new_tokens=new, steps=steps, early_stop=early_stop)
+    check(plain_blocks, source, config, prompt, eos=[EOS], shift=shift)
+
+
+@examples(120)
+@given(
+    sources,
+    thresholds,
+    st.sampled_from([1, 4, 6]),
+    st.integers(1, 8),
+    st.sampled_from(["confidence", "sequential"]),
+    st.booleans(),
+    st.booleans(),
+    prompts,
+)
+def test_sdar(
+    source: MadeUp,
+    threshold: float,
+    size: int,
+    steps: int,
+    order: Any,
+    early_stop: bool,
+    aligned: bool,
+    prompt: list[int],
+) -> None:
+    config = DecodeConfig(
+        decoder="sdar",
+        max_new_tokens=3 * size,
+        block_size=size,
+        steps=steps,
+        threshold=threshold,
+        order=order,
+        early_stop=early_stop,
+    )
+    check(plain_sdar, source, config, prompt, eos=[EOS], shift=False, aligned=aligned)
