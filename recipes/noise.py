@@ -2,7 +2,7 @@
 
 A row is a prompt, an answer, and end-of-text filler up to the fixed length. Behind the prompt it
 is cut into blocks, and what the model gets to see is a *window*: the prompt and the blocks up to
-some end, as a decoder would have it in the middle of its work. Everything is drawn on the
+some end, as a decoder would have it in the middle of its work. Everything is sampled on the
 training device, for the whole batch at once.
 
 Kinds, chosen per row:
@@ -39,7 +39,7 @@ class Noisy:
     sees: Tensor  # [N, L, L]: query, key
     kind: Tensor  # [N]
     blocks: Tensor  # [N, L] block numbers
-    ratios: Tensor  # [N, L] the mask ratio drawn for each position
+    ratios: Tensor  # [N, L] the mask ratio sampled for each position
     end: Tensor  # [N] where the window ends
 
 
@@ -59,7 +59,7 @@ def corrupt(
         return torch.rand(*shape, device=device, generator=generator)
 
     def choice(shares: tuple[float, ...]) -> Tensor:
-        """[N] indices drawn with these relative frequencies."""
+        """[N] indices sampled with these relative frequencies."""
         edges = torch.tensor(shares, device=device).cumsum(0)
         return torch.bucketize(uniform(rows) * edges[-1], edges[:-1], right=True)
 

@@ -1,8 +1,8 @@
 """Clean rows for training: made by worker processes, kept on the training device.
 
 Workers generate problems, tokenise them and send chunks of packed rows through a queue; `Pool`
-copies them into one ring on the device, from which batches are drawn. The processor is thus never
-in the way of a step: noise is drawn on the device and rows are drawn again until newer ones
+copies them into one ring on the device, from which batches are sampled. The processor is thus never
+in the way of a step: noise is sampled on the device and rows are sampled again until newer ones
 overwrite them.
 
 A packed row is int16 [length + 3]: prompt, answer, end-of-text filler, then the lengths of prompt
@@ -174,9 +174,9 @@ class Pool:
             self.rows[: len(tail)] = tail.to(self.rows.device)
         self.received += len(packed)
 
-    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """[count, length + EXTRA] random rows."""
-        return draw(self.rows[: self.filled], count, generator)
+        return sample(self.rows[: self.filled], count, generator)
 
     def close(self) -> None:
         """End the workers; the rows stay. Safe to call twice."""
@@ -191,7 +191,7 @@ class Pool:
         self._queue.cancel_join_thread()
 
 
-def draw(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def sample(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
     index = torch.randint(len(rows), (count,), device=rows.device, generator=generator)
     return rows[index]
 

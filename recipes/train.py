@@ -41,7 +41,7 @@ from recipes import tokenizer as bpe
 from recipes.evaluate import Evaluation
 from recipes.folder import export, model_config
 from recipes.noise import Noisy, corrupt
-from recipes.pool import Pool, draw, pack, unpack
+from recipes.pool import Pool, pack, sample, unpack
 from recipes.progress import Progress
 from recipes.settings import Settings, load
 from recipes.tokenizer import EOS_ID, MASK_ID
@@ -219,9 +219,9 @@ class Trainer:
     def batch(self) -> Noisy:
         count = self.settings.optim.batch
         share = self.settings.data.human_share if self.human is not None else 0.0
-        rows = self.pool.draw(count - int(share * count), self.generator)
+        rows = self.pool.sample(count - int(share * count), self.generator)
         if self.human is not None:
-            rows = torch.cat([rows, draw(self.human, count - len(rows), self.generator)])
+            rows = torch.cat([rows, sample(self.human, count - len(rows), self.generator)])
         tokens, prompt, answer, _ = unpack(rows)
         return corrupt(
             tokens, prompt, answer, self.model.config.mask_id, self.settings.noise, self.generator

@@ -55,7 +55,7 @@ def test_answers_likelihoods_and_code(tmp_path: Path) -> None:
     }
     room = "generation_kwargs:\n  max_gen_toks: 8\n"  # the model's weights are random
     tasks["code"] = local("humaneval", "code", room)
-    arguments = "model=dummy:dream-tiny,block_size=8,branches=2,draws=2"
+    arguments = "model=dummy:dream-tiny,block_size=8,branches=2,mask_samples=2"
     found = theirs(tmp_path, tasks, arguments, "--confirm_run_unsafe_code")
     assert found["told"]["exact_match,none"] == 0.0
     assert 0.0 <= found["chosen"]["acc,none"] <= 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,19 +47,9 @@ class FakeGraphs(GraphCache):
 
     captured = 0
 
-    def _capture(self, work: Callable[[], Iterator[None]]) -> Any:
-        """Two, whether the work has two parts or one."""
+    def _capture(self, work: Callable[[], None]) -> Any:
         self.captured += 1
-        running: list[Iterator[None]] = []
-
-        def first() -> None:
-            running[:] = [work()]
-            next(running[0], None)
-
-        def rest() -> None:
-            assert next(running.pop(), "done") == "done"
-
-        return [SimpleNamespace(replay=torch.inference_mode()(part)) for part in (first, rest)]
+        return SimpleNamespace(replay=torch.inference_mode()(work))
 
     def wait(self) -> None: ...
 

@@ -159,14 +159,14 @@ def run(llm: LLM, prompt_ids: list[int], configs: Sequence[DecodeConfig]) -> lis
             session = llm.session(prompt_ids, config)
             lanes.append(Lane(session, engine.stream(session), OutputView.of(session)))
         live = Live(Track(lanes), console=console, auto_refresh=False, transient=True)
-        drawn = 0.0
+        refreshed = 0.0
         with live if console.is_terminal else nullcontext():
             while not all(lane.view.done for lane in lanes):
                 for lane in lanes:
                     lane.step()
-                if console.is_terminal and time.monotonic() - drawn > _FRAME_SECONDS:
+                if console.is_terminal and time.monotonic() - refreshed > _FRAME_SECONDS:
                     live.refresh()
-                    drawn = time.monotonic()
+                    refreshed = time.monotonic()
     return [lane.output for lane in lanes]
 
 

@@ -39,7 +39,7 @@ class CodeEval:
 
 
 def _pass_at(k: int, total: int, passed: int) -> float:
-    """How likely one of k candidates drawn from all of them passes."""
+    """How likely one of k sampled candidates passes."""
     return 1.0 - comb(total - passed, k) / comb(total, k)
 
 

@@ -42,7 +42,7 @@ class HarnessLM(LM):  # type: ignore[misc]  # the harness has no types
         model: str = "tiny",
         preset: str | None = None,
         batch_size: int | str = 1,
-        draws: int = 32,  # of masks, for a likelihood
+        mask_samples: int = 32,  # of masks, for a likelihood
         max_batch_size: int | None = None,  # the harness passes it on; decoding needs none
         **options: Any,
     ) -> None:
@@ -54,7 +54,7 @@ class HarnessLM(LM):  # type: ignore[misc]  # the harness has no types
         given = {n: options.pop(n, None) for n in _LLM_OPTIONS}
         loading: dict[str, Any] = {n: str(v) for n, v in given.items() if v is not None}
         self.llm = LLM(model, **loading)
-        self.draws, self.preset = draws, preset
+        self.mask_samples, self.preset = mask_samples, preset
         self.options = {n: v for n, v in options.items() if v is not None}
         self.config = self.llm.decode_config(preset, **self.options)  # a wrong option shows now
 
@@ -105,7 +105,7 @@ class HarnessLM(LM):  # type: ignore[misc]  # the harness has no types
     def _likelihood(self, context: str, continuation: str) -> tuple[float, bool]:
         before = self.llm.encode(_prompt(context) or "\n")
         after = self.llm.encode(continuation)
-        return log_likelihood(self.llm, before, after, draws=self.draws)
+        return log_likelihood(self.llm, before, after, mask_samples=self.mask_samples)
 
     def _config(self, asked: dict[str, Any]) -> Any:
         options = dict(self.options)

@@ -16,7 +16,7 @@ from lopa.evaluation.protocol import Protocol
 from lopa.evaluation.rows import Row
 from lopa.evaluation.sandbox import run
 
-_SEED = 1234  # the harness's own, for drawing examples
+_SEED = 1234  # the harness's own, for sampling examples
 
 
 def harness_exercises(
@@ -76,7 +76,7 @@ def _load(
         splits = {"test": datasets.Dataset.from_list(rows)}
         if examples is not None:
             splits["train"] = datasets.Dataset.from_list(examples)
-        elif protocol.drawn:
+        elif protocol.samples_rows:
             changes["fewshot_split"] = "test"  # the harness leaves the row itself out
         changes["custom_dataset"] = lambda **_: splits
         names = names[:1]  # the tasks of a benchmark differ by their rows alone

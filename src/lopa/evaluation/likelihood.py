@@ -2,7 +2,7 @@
 
 Such a model gives no product over tokens from left to right. The usual bound is estimated as
 LLaDA's evaluation does it: mask a random part of the continuation, add up the log-probabilities of
-what is masked, weigh by the whole over the part, and take the mean over draws.
+what is masked, weigh by the whole over the part, and take the mean over mask_samples.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from lopa.engine.llm import LLM
 
 
 def log_likelihood(
-    llm: LLM, before: Sequence[int], after: Sequence[int], *, draws: int, seed: int = 0
+    llm: LLM, before: Sequence[int], after: Sequence[int], *, mask_samples: int, seed: int = 0
 ) -> tuple[float, bool]:
     """The estimate, and whether the model with everything masked would say just that."""
     dice = np.random.default_rng(seed)
     total = len(after)
     found = []
-    for draw in range(draws):
-        # Spread evenly over how many are masked, so that few draws cover few and many.
-        count = 1 + int((draw + dice.random()) * total / draws)
+    for sample in range(mask_samples):
+        # Spread evenly over how many are masked, so that few mask_samples cover few and many.
+        count = 1 + int((sample + dice.random()) * total / mask_samples)
         places = sorted(dice.permutation(total)[:count].tolist())
         scores = _masked(llm, before, after, places)
         told = scores[torch.arange(count), torch.tensor([after[p] for p in places])]

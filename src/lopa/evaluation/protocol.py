@@ -26,7 +26,7 @@ class Protocol:
     folder: str = ""  # of the harness's tasks
     score: str = ""  # the harness's metric and filter that counts
     shots: int = 0
-    drawn: bool = False  # the examples are rows, not fixed ones that the harness brings
+    samples_rows: bool = False  # examples are sampled rows, not the harness's fixed ones
     chat: bool = True  # examples and question are turns, where the model has a template
     cut: bool = True  # the answer ends at the harness's stop strings
     bos: str = _DREAM_BOS
@@ -39,7 +39,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
         folder="gsm8k",
         score="exact_match,flexible-extract",
         shots=4,
-        drawn=True,
+        samples_rows=True,
     ),
     "math": Protocol(
         fields=("problem", "solution"),

@@ -27,7 +27,7 @@ def benchmark(
     """The exercises of a public benchmark.
 
     data: its rows, in place of those on the hub. shots: examples before the question, and
-    shots_data: rows that they are drawn from; by default they are other rows of `data`.
+    shots_data: rows that they are sampled from; by default they are other rows of `data`.
     """
     protocol = PROTOCOLS[name]
     shots = protocol.shots if shots is None else shots
@@ -35,13 +35,13 @@ def benchmark(
         raise ConfigError("limit must be at least 1")
     if shots < 0 or (shots and not protocol.shots):
         raise ConfigError(f"{name} is asked without examples: leave --shots out")
-    if protocol.shots and not protocol.drawn and shots > protocol.shots:
+    if protocol.shots and not protocol.samples_rows and shots > protocol.shots:
         raise ConfigError(f"{name} has {protocol.shots} examples: ask for no more --shots")
-    if shots_data is not None and not (protocol.drawn and data is not None):
+    if shots_data is not None and not (protocol.samples_rows and data is not None):
         raise ConfigError("--shots-data goes with --data and a benchmark whose examples are rows")
     rows = None if data is None else read_rows(data, name, protocol.fields)
     examples = None if shots_data is None else read_rows(shots_data, name, protocol.fields)
-    if rows is not None and protocol.drawn and shots > len(examples or rows[1:]):
+    if rows is not None and protocol.samples_rows and shots > len(examples or rows[1:]):
         raise ConfigError(f"{shots} examples need more rows: give --shots-data, or fewer --shots")
     stop: tuple[str, ...] = ()
     if protocol.tasks:

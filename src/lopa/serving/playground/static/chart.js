@@ -1,4 +1,4 @@
-// Tokens against rounds, or against seconds: a line for each contestant, drawn up to now.
+// Tokens against rounds, or against seconds: a line for each contestant, rendered up to now.
 
 import { h, setAttribute, setText } from "./dom.js";
 
@@ -13,7 +13,7 @@ export class Chart {
       const width = Math.max(280, Math.round(root.clientWidth));
       if (!root.clientWidth || width === this.width) return;
       this.width = width;
-      this.drawn = "";
+      this.rendered = "";
       if (this.last) this.show(...this.last);
     }).observe(root);
     this.axes = h("svg:g", { class: "axes" });
@@ -31,7 +31,7 @@ export class Chart {
       this.across,
       h("svg:text", { class: "axis-name", x: -HEIGHT / 2 + 12, y: 11, transform: "rotate(-90)" }, "tokens"),
     );
-    this.drawn = "";
+    this.rendered = "";
     root.replaceChildren(this.svg);
   }
 
@@ -46,8 +46,8 @@ export class Chart {
     const y = (value) =>
       HEIGHT - MARGIN.bottom - (value / up.at(-1)) * (HEIGHT - MARGIN.top - MARGIN.bottom);
     const frame = [unit, far, up.at(-1)].join();
-    if (frame !== this.drawn) {
-      this.drawn = frame;
+    if (frame !== this.rendered) {
+      this.rendered = frame;
       setAttribute(this.svg, "viewBox", `0 0 ${this.width} ${HEIGHT}`);
       setAttribute(this.across, "x", this.width / 2);
       this.#axes(across.filter((v) => v <= far), up, x, y);

@@ -21,7 +21,7 @@ export class GenerateView {
     this.onaddress = onaddress;
     this.run = null;
     this.textShown = 0;
-    this.wanted = new Set(); // parts that are still to be drawn
+    this.wanted = new Set(); // parts that are still to be rendered
     this.turn = PARTS.length - 1;
     this.running = null; // AbortController of the run in progress
     this.element = Object.fromEntries(

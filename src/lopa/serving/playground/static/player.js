@@ -3,7 +3,7 @@
 import { setAttribute, setText } from "./dom.js";
 
 export class Player {
-  // elements: by id, those of the view. label: shows the round. show(round, moving) draws.
+  // elements: by id, those of the view. label: shows the round. show(round, moving) renders.
   constructor(elements, label, show) {
     this.elements = {
       back: elements["step-back"],
@@ -15,7 +15,7 @@ export class Player {
       speed: elements["speed"],
       label,
     };
-    this.draw = show;
+    this.render = show;
     this.times = [0]; // by tick: seconds from the start, for playing in real time
     this.total = 0;
     this.shown = 0;
@@ -115,10 +115,10 @@ export class Player {
     return 1000 * Math.max((this.times[tick + 1] ?? 0) - (this.times[tick] ?? 0), 0.001);
   }
 
-  // moving: another tick follows soon, so parts may be drawn later.
+  // moving: another tick follows soon, so parts may be rendered later.
   #show(tick, moving = false) {
     this.shown = Math.min(Math.max(tick, 0), this.total);
-    this.draw(this.shown, moving);
+    this.render(this.shown, moving);
     this.#controls();
   }
 
