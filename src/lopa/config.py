@@ -1,4 +1,4 @@
-"""How to decode. The only place where a default value is written.
+"""How to decode: `DecodeConfig`, and the only place where its defaults are written.
 
 `DecodeConfig` is frozen and checked on construction, so every part that receives one may rely on
 it. An option that the chosen decoder does not use is an error, never ignored.

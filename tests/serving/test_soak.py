@@ -46,7 +46,7 @@ def test_engines_killed_during_load(busy: Server, tiny_cases: Cases) -> None:
         time.sleep(draw.uniform(0, 1))
         os.kill(pid, signal.SIGKILL)
         began = time.monotonic()
-        until(lambda pid=pid: busy.engine_pid != pid, 15, busy)  # type: ignore[misc]
+        until(lambda pid=pid: busy.engine_pid != pid, 120, busy)  # type: ignore[misc]
         recoveries.append(time.monotonic() - began)
         assert not is_alive(pid)
     tally.closed = True

@@ -80,8 +80,8 @@ class RoundCost:
         hull: list[tuple[int, float]] = []
         for tokens, seconds in self.points:
             while len(hull) > 1:
-                (at, began), (to, then) = hull[-2:]
-                if (then - began) * (tokens - at) < (seconds - began) * (to - at):
+                (t0, s0), (t1, s1) = hull[-2:]
+                if (s1 - s0) * (tokens - t0) < (seconds - s0) * (t1 - t0):
                     break
                 hull.pop()
             hull.append((tokens, seconds))

@@ -148,8 +148,8 @@ class Decoder:
     def choose(self, stats: Stats) -> int:
         """Take the round's statistics; returns the winner, which the runner commits.
 
-        The next `plan` is there from now on. `record` can wait until the device has it, as can what
-        there is to learn from the round: it counts from the next but one on.
+        The next `plan` is there from now on; `record` can wait until the device has it. Budget and
+        policy learn in `record`, when the next drafts are spawned: they act on those behind them.
         """
         plan, frame = self._plan, self._frame
         if plan is None or frame is None:
@@ -183,7 +183,7 @@ class Decoder:
             first = self.first_eos
             if first is not None and self.settled > first:
                 self.end("eos")
-            # Aligned blocks may go beyond what was asked for: nobody waits for that.
+            # Tokens past max_new_tokens, in aligned blocks, are not needed.
             elif self.aligned and self.settled >= config.max_new_tokens:
                 self.end("length")
         self._outcome = Outcome(

@@ -29,7 +29,7 @@ class LookaheadPolicy(Protocol):
         """The winner. drafts: at least one; of all rows but the last, the anchor."""
 
     def observe(self, outcome: Outcome) -> None:
-        """A round is over. The device is at the next one: there is time."""
+        """A round is over, and the next one has been launched."""
 
 
 class ScoredPolicy:

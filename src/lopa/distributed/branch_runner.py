@@ -96,9 +96,9 @@ class BranchRunner(SyncRunner):
             s: (p, assignment) for (s, p), assignment in zip(plans, assignments, strict=True)
         }
         cut = [
-            (index, (slot, assignment.cut(plan, mesh.branch_rank)))
+            (index, (slot, assignment.rows_of(plan, mesh.replica_rank)))
             for index, ((slot, plan), assignment) in enumerate(zip(plans, assignments, strict=True))
-            if len(assignment.rows[mesh.branch_rank])
+            if len(assignment.rows[mesh.replica_rank])
         ]
         found: list[Stats | None] = [None] * len(plans)
         if cut:
@@ -116,18 +116,18 @@ class BranchRunner(SyncRunner):
         self.on_phase("waiting")
         state = self._checksum(plans)
         packed = packing.pack(
-            mesh.branch_rank, mesh.tensor_rank, (state, self.commands_received(), here), found
+            mesh.replica_rank, mesh.tensor_rank, (state, self.commands_received(), here), found
         )
         gathered = mesh.gather(torch.from_numpy(packed)).numpy()
-        heads = packing.heads(gathered)
-        self._compare(heads["state"])
+        headers = packing.headers(gathered)
+        self._compare(headers["state"])
         self.on_phase("host")
-        self.commands_agreed = int(heads["commands"].min())
+        self.commands_agreed = int(headers["commands"].min())
         stats = packing.unpack(gathered)
         # What was gathered, clocks aside, is the same on every rank: it joins the state.
-        self._state = zlib.crc32(gathered[:, heads.dtype.itemsize :].tobytes(), state)
+        self._state = zlib.crc32(gathered[:, headers.dtype.itemsize :].tobytes(), state)
         ended = time.perf_counter()
-        last = min(float(heads["clock"].max()), ended)
+        last = min(float(headers["clock"].max()), ended)
         idle = max(0.0, last - here)
         self.spent = Spent(
             forward=here - began,
@@ -143,25 +143,25 @@ class BranchRunner(SyncRunner):
     def commit(self, winners: Sequence[tuple[int, int]]) -> None:
         began = time.perf_counter()
         own: list[tuple[int, int]] = []  # this rank commits a row of its own
-        sent: dict[int, list[tuple[int, int]]] = {}  # by rank: (slot, row) that others lack
+        sent: dict[int, list[tuple[int, int]]] = {}  # by replica: (slot, row) that others lack
         for slot, winner in winners:
             plan, assignment = self._plans.pop(slot)
-            rows = assignment.rows[self.mesh.branch_rank]
+            rows = assignment.rows[self.mesh.replica_rank]
             same = not plan.commit or plan.block_ids is not None  # any row will do
-            if assignment.holds(self.mesh.branch_rank, winner):
+            if assignment.holds(self.mesh.replica_rank, winner):
                 own.append((slot, int(np.flatnonzero(rows == winner)[0])))
             elif same and len(rows):
                 own.append((slot, 0))
             everywhere = all(
-                assignment.holds(rank, winner) for rank in range(self.mesh.branch_parallel)
+                assignment.holds(replica, winner) for replica in range(self.mesh.branch_parallel)
             )
             if not same and not everywhere:
                 sent.setdefault(int(assignment.owner[winner]), []).append((slot, winner))
                 self._plans[slot] = plan, assignment
         self.on_phase("commit")
         received: list[tuple[int, Plan, int, Tensor]] = []
-        for rank in sorted(sent):
-            received += self._broadcast(rank, sent[rank])
+        for replica in sorted(sent):
+            received += self._broadcast(replica, sent[replica])
         if own:
             self.local.commit(own)
         for slot, plan, winner, buffer in received:
@@ -175,7 +175,7 @@ class BranchRunner(SyncRunner):
         self, source: int, winners: Sequence[tuple[int, int]]
     ) -> list[tuple[int, Plan, int, Tensor]]:
         """One buffer with what these winners commit, and those of its parts to install here."""
-        here = self.mesh.branch_rank
+        here = self.mesh.replica_rank
         plans = [self._plans[slot] for slot, _ in winners]
         if here == source:
             parts = [

@@ -1,7 +1,7 @@
 """The ranks of a group as `branch` × `tensor`, and the few collectives that a round needs.
 
 Ranks that hold the parts of one replica are neighbours:
-rank = branch_rank · tensor_parallel + tensor_rank. A mesh of one rank needs no process group.
+rank = replica_rank · tensor_parallel + tensor_rank. A mesh of one rank needs no process group.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lopa.config import RANK_TIMEOUT
 from lopa.errors import ConfigError, RankError
 
 BACKENDS = {"cuda": "nccl", "npu": "hccl"}  # everything else: gloo
@@ -30,7 +31,7 @@ class Mesh:
     tensor_parallel: int  # ranks of a replica
     device: torch.device
     backend: str = "gloo"
-    timeout: float = 10.0  # seconds that a rank waits for the others
+    timeout: float = RANK_TIMEOUT  # seconds that a rank waits for the others
     # Groups of this rank; None on a mesh of one.
     everyone: Any = None
     across: Any = None  # the same part of every replica
@@ -41,7 +42,7 @@ class Mesh:
         return self.branch_parallel * self.tensor_parallel
 
     @property
-    def branch_rank(self) -> int:
+    def replica_rank(self) -> int:
         """Which replica this rank is part of."""
         return self.rank // self.tensor_parallel
 
@@ -80,7 +81,7 @@ class Mesh:
             mesh.across = group if part == mesh.tensor_rank else mesh.across
         for replica in range(branch_parallel):
             group = mesh._group(ranks[replica].tolist())
-            mesh.within = group if replica == mesh.branch_rank else mesh.within
+            mesh.within = group if replica == mesh.replica_rank else mesh.within
         return mesh
 
     def _group(self, ranks: list[int]) -> Any:
@@ -106,12 +107,12 @@ class Mesh:
             _all_gather(found, part.to(device), self.everyone)
             return found.view(self.world, -1).cpu()
 
-    def broadcast(self, buffer: Tensor, branch: int) -> None:
-        """From the same part of replica `branch`, into `buffer`, to every other replica."""
+    def broadcast(self, buffer: Tensor, replica: int) -> None:
+        """From the same part of that replica, into `buffer`, to every other replica."""
         if self.branch_parallel > 1:
             with _as_rank_error():
                 dist.broadcast(
-                    buffer, branch * self.tensor_parallel + self.tensor_rank, group=self.across
+                    buffer, replica * self.tensor_parallel + self.tensor_rank, group=self.across
                 )
 
     def sum_over_parts(self, values: Tensor) -> Tensor:

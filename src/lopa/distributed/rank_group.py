@@ -23,8 +23,9 @@ from lopa.distributed.mesh import make_store
 from lopa.distributed.placement import DevicePlacement
 from lopa.distributed.rank_process import RankOrders
 
-LOADING = 6.0  # timeouts that a rank may be silent for while it loads or first compiles kernels
-_BLAME_SECONDS = 0.25  # in which the rank to blame may turn out
+LOADING_FACTOR = 6.0  # timeouts that a rank has while it loads or first compiles kernels
+BUSY_FACTOR, WAITING_FACTOR = 0.8, 1.5  # timeouts in one phase; in waiting for other ranks
+_BLAME_SECONDS = 0.25  # to wait for a closed channel that shows which rank died
 
 Message = tuple[Any, ...]
 
@@ -182,7 +183,7 @@ class RankGroup:
         return max((now - handle.last_heard for handle in self.ranks), default=0.0)
 
     def blame(self) -> int | None:
-        """The others fail because one did: that one's channel ends, or it says nothing."""
+        """The rank whose channel closes first, if one does; others report failed collectives."""
         until = time.monotonic() + _BLAME_SECONDS
         while self.ranks and (left := until - time.monotonic()) > 0:
             for handle in self._readable(left):
@@ -205,9 +206,8 @@ class RankGroup:
         kind, *rest = message
         if kind == "heartbeat":
             handle.phase, seconds = rest
-            limit = self.timeout * (1.0 if self._finished_a_round else LOADING)
-            # Waiting for the others is no fault of its own, unless it never ends.
-            limit *= 1.5 if handle.phase == "waiting" else 0.8
+            limit = self.timeout * (1.0 if self._finished_a_round else LOADING_FACTOR)
+            limit *= WAITING_FACTOR if handle.phase == "waiting" else BUSY_FACTOR
             if handle.phase != "idle" and seconds > limit:
                 reason = f"it has been at {handle.phase} for {seconds:.1f} s"
                 raise LostRankError(handle.rank, reason)
@@ -236,7 +236,7 @@ class RankGroup:
     def _find_silent(self, busy: bool) -> None:
         now = time.monotonic()
         for handle in self.ranks:
-            limit = 0.8 * self.timeout * (1.0 if handle.ready else LOADING)
+            limit = BUSY_FACTOR * self.timeout * (1.0 if handle.ready else LOADING_FACTOR)
             silent = now - handle.last_heard
             if (busy or not handle.ready) and silent > limit:
                 raise LostRankError(handle.rank, f"it has been silent for {silent:.1f} s")

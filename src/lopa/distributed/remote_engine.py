@@ -10,7 +10,7 @@ from lopa.distributed.supervisor import Supervisor
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
 from lopa.engine.output import Event
 from lopa.engine.session import Session
-from lopa.runner.base import check_capacity
+from lopa.runner.base import check_kv_capacity
 
 
 class RemoteEngine(Engine):
@@ -30,7 +30,7 @@ class RemoteEngine(Engine):
         supervisor.set_token_budget(token_budget)
 
     def check(self, session: Session) -> None:
-        check_capacity(session.capacity, self._supervisor.capacity)
+        check_kv_capacity(session.capacity, self._supervisor.capacity)
 
     def add(self, session: Session) -> None:
         self.check(session)

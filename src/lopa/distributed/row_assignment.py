@@ -1,9 +1,8 @@
-"""Which rank forwards which rows. Pure: every rank computes the same answer by itself.
+"""Which replica forwards which rows. Pure: every rank computes the same answer by itself.
 
-Rows go to whoever has least to do, so k + 1 need not divide by the number of ranks and several
-sequences even each other out. Where every rank is to write a commit itself, one that has no row of
-that sequence forwards a copy of one. A row that is alone always has the same owner: a long prompt
-takes several forwards, and whoever began it goes on.
+A row goes to the replica with least to do, so k + 1 need not divide by the number of replicas and
+several sequences even each other out. Where every replica writes a commit itself, one without a row
+of that sequence forwards a copy. A lone row, such as a long prompt, always has the same owner.
 """
 
 from __future__ import annotations
@@ -19,49 +18,49 @@ from lopa.types import IntArray, Plan
 
 @dataclass(slots=True)
 class RowAssignment:
-    """How the rows of one plan are spread over the ranks."""
+    """How the rows of one plan are spread over the replicas."""
 
-    owner: IntArray  # [R] the rank whose statistics of the row count
-    rows: list[IntArray]  # by rank: the rows it forwards, its own and perhaps a copy
+    owner: IntArray  # [R] the replica whose statistics of the row count
+    rows: list[IntArray]  # by replica: the rows it forwards, its own and perhaps a copy
 
-    def cut(self, plan: Plan, rank: int) -> Plan:
-        """The plan of one rank. Of a copy nothing is wanted but its keys and values."""
-        rows = self.rows[rank]
+    def rows_of(self, plan: Plan, replica: int) -> Plan:
+        """The plan of one replica. Of a copy nothing is wanted but its keys and values."""
+        rows = self.rows[replica]
         wanted = plan.wanted[rows]
-        wanted[self.owner[rows] != rank] = False
+        wanted[self.owner[rows] != replica] = False
         return replace(plan, rows=plan.rows[rows], row_ends=plan.row_ends[rows], wanted=wanted)
 
-    def holds(self, rank: int, row: int) -> bool:
-        return bool((self.rows[rank] == row).any())
+    def holds(self, replica: int, row: int) -> bool:
+        return bool((self.rows[replica] == row).any())
 
 
 def assign_rows(
-    plans: Sequence[tuple[int, Plan]], ranks: int, weights: Sequence[float] | None = None
+    plans: Sequence[tuple[int, Plan]], replicas: int, weights: Sequence[float] | None = None
 ) -> list[RowAssignment]:
-    """plans: with the slots they are of. weights: how fast each rank is; equal unless given."""
-    speed = [1.0] * ranks if weights is None else list(weights)
-    heap = [(0.0, rank) for rank in range(ranks)]
+    """plans: with the slots they are of. weights: how fast each replica is; equal unless given."""
+    speed = [1.0] * replicas if weights is None else list(weights)
+    heap = [(0.0, replica) for replica in range(replicas)]
     assignments = []
     for slot, plan in plans:
         count, length = plan.rows.shape
-        owner = np.full(count, slot % ranks)
+        owner = np.full(count, slot % replicas)
         for row in range(count if count > 1 else 0):
-            load, rank = heap[0]
-            owner[row] = rank
-            heapq.heapreplace(heap, (load + length / speed[rank], rank))
-        rows = [np.flatnonzero(owner == rank) for rank in range(ranks)]
-        if copied(plan):
+            load, replica = heap[0]
+            owner[row] = replica
+            heapq.heapreplace(heap, (load + length / speed[replica], replica))
+        rows = [np.flatnonzero(owner == replica) for replica in range(replicas)]
+        if is_replicated(plan):
             rows = [own if len(own) else np.array([count - 1]) for own in rows]
         # What the heap does not know yet: copies, and a row that was not given to the least busy.
-        extra = [len(rows[rank]) if count == 1 or rank not in owner else 0 for rank in range(ranks)]
-        heap = [(load + extra[rank] * length / speed[rank], rank) for load, rank in heap]
+        extra = [len(own) if count == 1 or r not in owner else 0 for r, own in enumerate(rows)]
+        heap = [(load + extra[r] * length / speed[r], r) for load, r in heap]
         heapq.heapify(heap)
         assignments.append(RowAssignment(owner, rows))
     return assignments
 
 
-def copied(plan: Plan) -> bool:
-    """Whether a rank without a row of this plan forwards a copy, so that it can commit it.
+def is_replicated(plan: Plan) -> bool:
+    """Whether a replica without a row of this plan forwards a copy, so that it can commit it.
 
     Under block attention a finished block's keys and values are the same in every row. Under full
     attention they are the winner's own; where there is one row, as in a prompt's first round, that

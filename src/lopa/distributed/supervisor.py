@@ -59,7 +59,7 @@ class Supervisor:
         *,
         tensor_parallel: int = 1,
         backend: str = "gloo",
-        timeout: float = 10.0,
+        timeout: float,  # seconds until a rank that says nothing counts as lost
         report: Callable[[str], None] | None = None,
         fork_server: ForkServer | None = None,
     ) -> None:
@@ -176,7 +176,7 @@ class Supervisor:
             or plan.index != result.index
             or plan.wanted.sum() != len(result.stats.token)
         ):
-            raise LostRankError(0, "it computes something else than the supervisor")
+            raise LostRankError(0, "its decoder state differs from the supervisor's")
         winner = session.choose(result.stats)
         entry.replay.add(plan, winner)
         event = session.record(result.seconds)

@@ -1,1 +1,1 @@
-"""The engine: runners that execute plans on a device, and the loop that drives a decoder."""
+"""`LLM`, loading, sessions and the scheduler."""

@@ -52,8 +52,8 @@ class BaseLLM(ABC):
     def _finish_loading(self, options: LoadOptions) -> None:
         """Once `config` is final: special ids, and the tokenizer's ends of a turn."""
         self.config = loader.with_special_ids(self.config, options)
-        ends = options.eos_token_id is None
-        self._turn_ends = loader.turn_ends(self.config, self.tokenizer) if ends else ()
+        use_turn_ends = options.eos_token_id is None
+        self._turn_ends = loader.turn_ends(self.config, self.tokenizer) if use_turn_ends else ()
 
     tokenizer: Tokenizer | None  # set by each kind when it loads
 
@@ -169,10 +169,8 @@ class BaseLLM(ABC):
         """Answer a conversation (a list of {"role": …, "content": …}), or a list of them."""
         if any(isinstance(m, str) for m in (messages, *messages)):
             raise PromptError('chat takes messages: [{"role": "user", "content": "…"}]')
-        outputs: Output | list[Output] = self.generate(
-            messages, config, progress=progress, **settings
-        )
-        return outputs
+        given: Any = {"config": config, "progress": progress, **settings}
+        return self.generate(messages, **given)  # type: ignore[no-any-return]
 
     def stream(
         self, prompt: Prompt, config: DecodeConfig | None = None, **settings: Any

@@ -49,7 +49,7 @@ class TorchBackend:
         self.carry = torch.zeros(1, model.config.hidden_size, device=self.device, dtype=self.dtype)
         # Set by a rank that has a part of the vocabulary, and so of the logits
         self.statistics: Statistics = statistics
-        self.timer: DeviceTimer | None = None  # of an asynchronous backend; set by a benchmark
+        self.timer: DeviceTimer | None = None  # of an asynchronous backend; set by `lopa.bench`
         self._keys: list[Tensor] = []  # staged, by layer: [T, kv_heads, d]
         self._values: list[Tensor] = []
         self._hidden: Tensor | None = None  # [T, hidden]
@@ -62,7 +62,7 @@ class TorchBackend:
         """Prepare for batches of up to so many tokens; there is nothing to prepare here."""
 
     def open(self, slot: int, pages: Sequence[int]) -> None:
-        """A slot begins, or its pages change."""
+        """A slot is opened with these pages."""
         if slot >= len(self.carry):
             more = torch.zeros_like(self.carry)
             self.carry = torch.cat([self.carry, more])

@@ -1,10 +1,9 @@
 """The backend of fused kernels and CUDA graphs, for NVIDIA GPUs.
 
-A forward is two graphs of the layers and one of the head, each cached by its own sizes. The layers:
-a copy of their inputs to the device, the KV writes that the last round committed, and the layers
-themselves. The head: a copy of its inputs, the logits, their statistics, and a small copy back. The
-first layer has a graph of its own, since a long graph takes the host a while to launch. The head's
-inputs are filled while the device runs the layers.
+A forward is two graphs, one of the layers and one of the head, each cached by its own sizes. The
+layers: a copy of their inputs to the device, the KV writes that the last round committed, and the
+layers themselves. The head: a copy of its inputs, the logits, their statistics, and a small copy
+back. The head's inputs are filled while the device runs the layers.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from lopa.types import FloatArray, IntArray, Plan, Stats
 Plans = Sequence[tuple[int, Plan]]  # (slot, plan)
 
 
-def check_capacity(tokens: int, capacity: int) -> None:
+def check_kv_capacity(tokens: int, capacity: int) -> None:
     """Refuse a request that is larger than the whole KV cache."""
     if tokens > capacity:
         raise CapacityError(
@@ -82,7 +82,7 @@ class Runner(Protocol):
         """Tokens that the plan adds to a forward, all layers counted."""
 
     def launch(self, plans: Plans) -> InFlight:
-        """Start a forward. It is committed before the next one is launched."""
+        """Start a forward. It is committed, or dropped, before the next one is launched."""
 
     def forward(self, plans: Plans) -> Sequence[Stats | None]:
         """`launch` and `wait`."""

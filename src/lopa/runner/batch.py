@@ -81,8 +81,9 @@ class Batch:
                 carry = -1 - metadata.row_slot[edge]
                 first = np.where(metadata.row_start[edge] > 0, carry, begin)
                 source[where.searchsorted(begin)] = first
-        ends = [*metadata.first_rows[1:], len(metadata.row_begin)]
-        last = [int(metadata.row_begin[end - 1] + metadata.row_length[end - 1]) for end in ends]
+        last_rows = [*metadata.first_rows[1:], len(metadata.row_begin)]
+        row_ends = metadata.row_begin + metadata.row_length
+        last = [int(row_ends[row - 1]) for row in last_rows]
         upto = [0, *where.searchsorted(last).tolist()]
         counts = [b - a for a, b in itertools.pairwise(upto)]
         rounds = np.array([plan.index for _, plan in self.plans]).repeat(counts)

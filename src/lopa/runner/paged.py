@@ -18,7 +18,7 @@ from torch import Tensor
 from lopa.config import DecodeConfig
 from lopa.models.transformer import Transformer
 from lopa.runner.backend_torch import Found, PendingStats, TorchBackend
-from lopa.runner.base import InFlight, Plans, check_capacity, make_stats
+from lopa.runner.base import InFlight, Plans, check_kv_capacity, make_stats
 from lopa.runner.batch import Batch, make_batch
 from lopa.runner.kv_cache import PAGE, KVCache, pages_for, slot_mapping
 from lopa.runner.prefix_cache import Entry, PrefixCache
@@ -88,7 +88,7 @@ class PagedRunner:
     # -- slots --------------------------------------------------------------------------------
 
     def check(self, capacity: int) -> None:
-        check_capacity(capacity, self.capacity)
+        check_kv_capacity(capacity, self.capacity)
 
     def open(self, config: DecodeConfig, capacity: int, prompt: Sequence[int] = ()) -> int | None:
         self.check(capacity)
