@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import goldens
 from lopa import LLM, LopaError
 from lopa.models import checkpoint
-from lopa.models.families import FAMILIES, dummy_shapes
+from lopa.models.families import dummy_shapes
 
 SOURCE = goldens.MODELS / "dream_0"
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -100,10 +100,9 @@ def test_parameter_counts() -> None:
     assert sum(p.numel() for p in model.parameters()) == model.config.parameters
 
 
-def test_dummies_are_repeatable_and_all_families_have_names() -> None:
+def test_dummies_are_repeatable() -> None:
     one, two = (LLM("dummy:dream-tiny", device="cpu").forward(IDS) for _ in range(2))
     assert torch.equal(one, two)
-    assert all(f.hub_ids for f in FAMILIES)
 
 
 # -- LoRA -------------------------------------------------------------------------------------
@@ -365,7 +364,7 @@ print(peak - before, sum(p.nbytes for p in model.parameters()))
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
 def test_loading_needs_little_more_than_the_model(tmp_path: Path) -> None:
     raw = json.loads((SOURCE / "config.json").read_text())
-    raw |= {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12}
+    raw |= {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6}
     raw |= {"num_attention_heads": 8, "num_key_value_heads": 8}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     config = checkpoint.read_config(tmp_path)
@@ -375,5 +374,5 @@ def test_loading_needs_little_more_than_the_model(tmp_path: Path) -> None:
     command = [sys.executable, "-c", MEASURE, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     grown, size = map(int, done.stdout.split())
-    assert size > 150e6
+    assert size > 75e6
     assert grown < 1.3 * size  # pages are rounded up by tensor; a second copy would be 2

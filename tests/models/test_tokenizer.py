@@ -133,6 +133,8 @@ def with_template(folder: Path, template: str) -> Tokenizer:
 
 
 USER = [{"role": "user", "content": "The lazy dog"}]
+BYTES = Tokenizer.byte_level({"<|mask|>": 256, "<|eos|>": 300})
+CHAT_BYTES = Tokenizer.byte_level({"<|im_start|>": 256, "<|im_end|>": 257})
 
 
 class TestFiles:
@@ -377,12 +379,11 @@ class TestText:
     @settings(max_examples=50, deadline=None)
     @given(st.text())
     def test_bytes_are_ids(self, text: str) -> None:
-        tokenizer = Tokenizer.byte_level({"<|mask|>": 256, "<|eos|>": 300})
-        assert tokenizer.encode(text) == list(text.encode())
-        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert BYTES.encode(text) == list(text.encode())
+        assert BYTES.decode(BYTES.encode(text)) == text
 
     def test_byte_level(self) -> None:
-        tokenizer = Tokenizer.byte_level({"<|mask|>": 256, "<|eos|>": 300})
+        tokenizer = BYTES
         assert tokenizer.vocab_size == 301
         assert tokenizer.special_ids == {256, 300}
         assert tokenizer.encode("a<|eos|>", specials=True) == [97, 300]
@@ -407,7 +408,7 @@ class TestChat:
         assert dream.chat(messages) == dream.encode(opened, True)
 
     def test_dummy_models_chat_too(self) -> None:
-        tokenizer = Tokenizer.byte_level({"<|im_start|>": 256, "<|im_end|>": 257})
+        tokenizer = CHAT_BYTES
         assert tokenizer.chat([{"role": "u", "content": "é"}], False) == [
             256,
             *b"u\n\xc3\xa9",
@@ -452,7 +453,7 @@ class TestChat:
         )
     )
     def test_no_message_adds_structure(self, contents: list[str]) -> None:
-        tokenizer = Tokenizer.byte_level({"<|im_start|>": 256, "<|im_end|>": 257})
+        tokenizer = CHAT_BYTES
         messages = [{"role": "user", "content": content} for content in contents]
         expected = []
         for content in contents:
