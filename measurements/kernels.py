@@ -384,17 +384,19 @@ def _check_rounds(device: Any, attention: Any) -> dict[str, float]:
 
 def check_confidence(device: Any) -> dict[str, float]:
     worst: dict[str, float] = {}
-    for temperature in (0.0, 0.8):
+    for temperature, early_stop in ((0.0, True), (0.8, True), (0.8, False)):
         for ranking in RANKINGS:
             logits = 4 * torch.randn(70, 152064, device=device)
-            positions, rounds = torch.randint(0, 1000, (2, 70), device=device)
-            config = DecodeConfig(ranking=ranking, temperature=temperature, seed=5)  # type: ignore
-            token, max_prob, rank = plain_statistics(logits, positions, rounds, 7, config)
-            rows = [
-                positions,
-                rounds,
-                *(torch.full_like(rounds, n) for n in (5, RANKINGS[ranking])),
-            ]
+            positions = torch.randint(0, 1000, (70,), device=device)
+            config = DecodeConfig(
+                ranking=ranking,  # type: ignore[arg-type]
+                temperature=temperature,
+                seed=5,
+                early_stop=early_stop,
+            )
+            token, max_prob, rank = plain_statistics(logits, positions, 7, config)
+            own = 5, config.tempers_confidence, RANKINGS[ranking]
+            rows = [positions, *(torch.full_like(positions, n) for n in own)]
             out = torch.zeros(3, 70, dtype=torch.int32, device=device)
             heat = torch.full((70,), temperature, device=device)
             settings = torch.stack(rows, 1)

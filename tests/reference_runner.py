@@ -220,8 +220,6 @@ class ReferenceRunner(SyncRunner):
         at = torch.from_numpy(wanted).to(self.device)
         source, places = hidden[at], positions[at]
         counts = [int(plan.wanted.sum()) for _, plan in plans]
-        rounds = torch.tensor([p.index for _, p in plans]).repeat_interleave(torch.tensor(counts))
-        rounds = rounds.to(self.device)
         found = []
         end = 0
         # Neighbours with the same settings share their calls.
@@ -230,9 +228,7 @@ class ReferenceRunner(SyncRunner):
             for i in range(begin, end, _HEAD_ROWS):
                 here = slice(i, min(i + _HEAD_ROWS, end))
                 logits = self.model.logits(source[here])
-                found.append(
-                    statistics(logits, places[here], rounds[here], self.config.mask_id, config)
-                )
+                found.append(statistics(logits, places[here], self.config.mask_id, config))
         columns = [torch.cat(x).cpu().numpy() for x in zip(*found, strict=True)]
         pieces = [np.split(x, np.cumsum(counts)[:-1]) for x in columns or np.zeros((3, 0))]
         return [make_stats(*piece) for piece in zip(*pieces, strict=True)]

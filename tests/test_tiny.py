@@ -49,6 +49,22 @@ def test_lopa_needs_fewer_rounds(llm: LLM) -> None:
     assert ahead.finish == plain.finish == "eos"
 
 
+@pytest.mark.parametrize("decoder", ["lopa", "d2f"])
+def test_the_coldest_samples_are_greedy(llm: LLM, decoder: str) -> None:
+    """Round by round: the confidences are greedy decoding's too."""
+    config = DecodeConfig(decoder=decoder, max_new_tokens=48, block_size=16, seed=5)  # type: ignore[arg-type]
+    if decoder == "lopa":
+        config = config.changed(branches=3)
+    prompts = [tasks.generate(task, 1, "eval").prompt for task in tasks.TASKS]
+    greedy = llm.generate(prompts, config)
+    for shape in ({"temperature": 1e-3}, {"top_k": 1}, {"top_p": 1e-6}):
+        sampled = llm.generate(prompts, config.changed(**{"temperature": 1.0, **shape}))
+        for output, expected in zip(sampled, greedy, strict=True):
+            assert output.token_ids == expected.token_ids
+            for ours, theirs in zip(output.trace.rounds, expected.trace.rounds, strict=True):
+                assert (ours.winner, ours.fills) == (theirs.winner, theirs.fills)
+
+
 def test_the_tokenizer_splits_digits(llm: LLM) -> None:
     assert llm.tokenizer is not None
     pieces = [llm.tokenizer.piece(i) for i in llm.tokenizer.encode("1234 = 12")]

@@ -137,7 +137,8 @@ class DecodeConfig:
     lookahead_eos: bool = _OWN  # whether a lookahead may place EOS, or look behind it
 
     # False is parity with the published loops: decode on behind EOS, look ahead at EOS
-    # tokens, score by `mean`, and cut max_new_tokens down to whole blocks without a word.
+    # tokens, score by `mean`, cut max_new_tokens down to whole blocks without a word, and take
+    # confidences from the tempered distribution.
     early_stop: bool = True
     stop: str | Sequence[str] = ()  # kept as a tuple
     max_rounds: int | None = None
@@ -307,6 +308,11 @@ class DecodeConfig:
     def needs_fp64(self) -> bool:
         """Fast-dLLM is published with a softmax in fp64: at 1 − 1e-9, fp32 sees only ties."""
         return self.decoder == "fast-dllm"
+
+    @property
+    def tempers_confidence(self) -> bool:
+        """Parity mode: confidences are of the distribution that temperature and top-p shape."""
+        return self.temperature > 0 and not self.early_stop
 
     def settings(self) -> dict[str, Any]:
         """The options in force, by name, without those the decoder does not use."""

@@ -44,7 +44,10 @@ FIELDS: dict[str, tuple[str, str]] = {
     "early_stop": ("Stopping", "Stop at EOS; without it, decode on as published"),
     "stop": ("Stopping", "Stop string; may be repeated"),
     "max_rounds": ("Stopping", "Maximum rounds"),
-    "temperature": ("Sampling", "Sample tokens at this temperature; 0 is greedy"),
+    "temperature": (
+        "Sampling",
+        "Sample tokens at this temperature; 0 is greedy. Confidences stay those of temperature 1",
+    ),
     "top_p": ("Sampling", "Sample from the most probable tokens with this total probability"),
     "top_k": ("Sampling", "Sample from this many most probable tokens; 0 is all"),
 }

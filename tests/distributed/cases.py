@@ -100,7 +100,7 @@ def statistics_of_parts(mesh: Mesh, seed: int) -> list[str]:
     logits[1, mask_id] = 40.0  # nothing but the mask token is likely
     logits[2, 90] = logits[2, 3] = 30.0  # two that tie, in different parts
     logits[3] = logits[3].round()  # many that tie
-    positions, rounds = torch.arange(count) + 11, torch.arange(count) % 5 + 1
+    positions = torch.arange(count) + 11
     held = part_of(vocab, mesh.tensor_rank, mesh.tensor_parallel)
     find = VocabularyStatistics(mesh, held.start)
     wrong = []
@@ -113,12 +113,16 @@ def statistics_of_parts(mesh: Mesh, seed: int) -> list[str]:
             {"temperature": 1.3, "top_k": 5},
             {"temperature": 1.0, "top_k": 1000},
             {"temperature": 0.9, "top_p": 0.9, "top_k": 3},
+            {"temperature": 1.0, "top_k": 1},
+            {"temperature": 0.7, "early_stop": False},
+            {"temperature": 0.7, "top_p": 0.8, "early_stop": False},
+            {"temperature": 1.3, "top_k": 5, "early_stop": False},
         ):
             for decoder in ("lopa", "fast-dllm"):
                 config = DecodeConfig(decoder=decoder, ranking=ranking, seed=seed, **draw)  # type: ignore[arg-type]
-                whole = statistics(logits, positions, rounds, mask_id, config)
+                whole = statistics(logits, positions, mask_id, config)
                 part = logits[:, held.start : held.stop]
-                parts = find(part, positions, rounds, mask_id, config)
+                parts = find(part, positions, mask_id, config)
                 same = torch.equal(whole[0], parts[0]) and whole[1].dtype == parts[1].dtype
                 close = all(
                     torch.allclose(a, b, atol=1e-5, rtol=1e-5)

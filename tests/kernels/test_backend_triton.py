@@ -93,6 +93,7 @@ def compare(
     [
         ("dream_0", {"branches": 2, "attention": "full", "ranking": "margin"}),
         ("dream_0", {"branches": 2, "attention": "block", "temperature": 0.8}),
+        ("dream_0", {"branches": 2, "temperature": 0.8, "early_stop": False}),
         ("sdar_a", {"branches": 1, "attention": "block"}),
     ],
 )

@@ -116,9 +116,7 @@ def test_cached_forward(folder: Path) -> None:
         first = raw[:1] if remembered is None else remembered
         positions = torch.arange(start, end)
         shifted = torch.cat([first, raw[:-1]])
-        token, max_prob, _ = statistics(
-            shifted, positions, torch.ones_like(positions), config.mask_id, settings
-        )
+        token, max_prob, _ = statistics(shifted, positions, config.mask_id, settings)
         assert stats.token.tolist() == token.tolist()
         torch.testing.assert_close(
             torch.from_numpy(stats.max_prob).float(), max_prob, atol=1e-5, rtol=0

@@ -62,13 +62,7 @@ class Uncached(SyncRunner):
                 logits = torch.cat([logits[:1], logits[:-1]])
             columns = np.flatnonzero(plan.wanted[r])
             positions = torch.from_numpy(columns + plan.start)
-            found = statistics(
-                logits[positions],
-                positions,
-                torch.full_like(positions, plan.index),
-                self.model.config.mask_id,
-                self.config,
-            )
+            found = statistics(logits[positions], positions, self.model.config.mask_id, self.config)
             by_row.append([x.numpy() for x in found])
         return [Stats(*map(np.concatenate, zip(*by_row, strict=True)))]
 

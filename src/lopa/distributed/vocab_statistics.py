@@ -32,22 +32,22 @@ class VocabularyStatistics:
     first: int  # id of the first column
 
     def __call__(
-        self, logits: Tensor, positions: Tensor, rounds: Tensor, mask_id: int, config: DecodeConfig
+        self, logits: Tensor, positions: Tensor, mask_id: int, config: DecodeConfig
     ) -> tuple[Tensor, Tensor, Tensor]:
         logits = logits.double() if config.needs_fp64 else logits.float()
         ids = torch.arange(self.first, self.first + logits.shape[1], device=logits.device)
         is_mask = ids == mask_id
-        unfiltered = logits
-        keys = logits
+        plain = keys = logits
         if config.temperature > 0:
-            unfiltered = logits / config.temperature
-            logits = self._keep_top(unfiltered, ids, config.top_p, config.top_k)
-            keys = logits + gumbel(positions, rounds, config.seed, ids)
+            shaped = self._keep_top(logits / config.temperature, config.top_p, config.top_k)
+            keys = shaped + gumbel(positions, config.seed, ids)
+            if config.tempers_confidence:
+                logits = shaped
         keys = keys.masked_fill(is_mask, -torch.inf)
         best, own = keys.max(dim=-1)
         columns = [best, ids[own], _at(logits, own)]
         if config.temperature > 0:  # where the filter leaves nothing but the mask token
-            spare, spare_own = unfiltered.masked_fill(is_mask, -torch.inf).max(dim=-1)
+            spare, spare_own = plain.masked_fill(is_mask, -torch.inf).max(dim=-1)
             columns += [spare, ids[spare_own], _at(logits, spare_own)]
         top = logits.topk(2, dim=-1) if logits.shape[1] > 1 else logits.topk(1, dim=-1)
         highest = top.values[:, 0]
@@ -81,30 +81,28 @@ class VocabularyStatistics:
         entropy = (probs * torch.log(probs + ENTROPY_EPS)).sum(dim=-1)
         return token, max_prob, self.mesh.sum_over_parts(entropy)
 
-    def _keep_top(self, logits: Tensor, ids: Tensor, top_p: float, top_k: int) -> Tensor:
+    def _keep_top(self, logits: Tensor, top_p: float, top_k: int) -> Tensor:
         """top-p, then top-k: everything else becomes −inf, as on one device."""
         if top_p < 1.0:
             highest = self._most(logits.amax(dim=-1))
             weight = (logits - highest[:, None]).exp()
             total = self.mesh.sum_over_parts(weight.sum(dim=-1))
-            probs = weight / total[:, None]
-            order = _ordered(logits)
-            cut = self._cut(order, probs, lambda above: above <= top_p)
-            # Of equals at the cut those with the lowest ids stay, as far as the share reaches.
-            equal = order == cut[:, None]
-            above = self.mesh.sum_over_parts(
-                probs.masked_fill(order <= cut[:, None], 0.0).sum(dim=-1)
-            )
-            counts = self.mesh.gather_parts(equal.sum(dim=-1))
-            earlier = counts[: self.mesh.tensor_rank].sum(dim=0)[:, None] + equal.cumsum(dim=-1) - 1
-            kept = above[:, None] + earlier * probs <= top_p
-            logits = logits.masked_fill((order < cut[:, None]) | (equal & ~kept), -torch.inf)
+            logits = self._keep(logits, weight / total[:, None], lambda before: before <= top_p)
         if top_k > 0:
-            order = _ordered(logits)
-            ones = torch.ones_like(logits)
-            cut = self._cut(order, ones, lambda above: above < top_k)
-            logits = logits.masked_fill(order < cut[:, None], -torch.inf)
+            logits = self._keep(logits, torch.ones_like(logits), lambda before: before < top_k)
         return logits
+
+    def _keep(self, logits: Tensor, weight: Tensor, fits: Callable[[Tensor], Tensor]) -> Tensor:
+        """Keep each token if what comes before it, summed over all ranks, fits."""
+        order = _ordered(logits)
+        cut = self._cut(order, weight, fits)[:, None]
+        # Of equals at the cut those with the lowest ids come first.
+        equal = order == cut
+        above = self.mesh.sum_over_parts(weight.masked_fill(order <= cut, 0.0).sum(dim=-1))
+        counts = self.mesh.gather_parts(equal.sum(dim=-1))
+        earlier = counts[: self.mesh.tensor_rank].sum(dim=0)[:, None] + equal.cumsum(dim=-1) - 1
+        kept = fits(above[:, None] + earlier * weight)
+        return logits.masked_fill((order < cut) | (equal & ~kept), -torch.inf)
 
     def _cut(self, order: Tensor, weight: Tensor, fits: Callable[[Tensor], Tensor]) -> Tensor:
         """[N] the least value such that what lies above it, summed over all ranks, fits."""

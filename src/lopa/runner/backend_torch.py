@@ -168,7 +168,6 @@ class TorchBackend:
             carried = source < 0
             rows[carried] = self.carry[-1 - source[carried]]
         positions = torch.from_numpy(wanted.position).to(self.device)
-        rounds = torch.from_numpy(wanted.round).to(self.device)
         found = []
         end = 0
         # Neighbours with the same settings share a call.
@@ -179,7 +178,7 @@ class TorchBackend:
                 here = slice(i, min(i + HEAD_ROWS, end))
                 logits = self.model.logits(rows[here])
                 mask = self.model.config.mask_id
-                found.append(self.statistics(logits, positions[here], rounds[here], mask, config))
+                found.append(self.statistics(logits, positions[here], mask, config))
         if not found:
             return np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
         token, max_prob, ranking = (torch.cat(x).cpu().numpy() for x in zip(*found, strict=True))

@@ -26,7 +26,6 @@ class Wanted(NamedTuple):
     # [N] token whose hidden state predicts the position; −1 − slot: the slot's carry
     source: IntArray
     position: IntArray  # [N]
-    round: IntArray  # [N]
     counts: list[int]  # by plan
 
 
@@ -86,8 +85,7 @@ class Batch:
         last = [int(row_ends[row - 1]) for row in last_rows]
         upto = [0, *where.searchsorted(last).tolist()]
         counts = [b - a for a, b in itertools.pairwise(upto)]
-        rounds = np.array([plan.index for _, plan in self.plans]).repeat(counts)
-        return Wanted(source, metadata.positions[where], rounds, counts)
+        return Wanted(source, metadata.positions[where], counts)
 
 
 def make_batch(plans: Sequence[tuple[int, Plan]], shift: bool) -> Batch:

@@ -62,7 +62,7 @@ class LayerInputs(NamedTuple, Generic[_A]):
 
 
 class HeadInputs(NamedTuple, Generic[_A]):
-    settings: _A  # [N, 4] int64: position, round, seed, ranking; ranking −1: padding
+    settings: _A  # [N, 4] int64: position, seed, tempered, ranking; ranking −1: padding
     wanted_from: _A  # [N] int32
     temperature: _A  # [N] fp32
 
@@ -227,12 +227,12 @@ def fill_head(to: HeadInputs[IntArray], batch: Batch, configs: Sequence[DecodeCo
     count = len(wanted.source)
     to.wanted_from[:count] = wanted.source
     to.settings[:count, 0] = wanted.position
-    to.settings[:count, 1] = wanted.round
     to.settings[count:, 3] = -1
     end = 0
     for config, of_plan in zip(configs, wanted.counts, strict=True):
         here = slice(end, end := end + of_plan)
-        to.settings[here, 2:] = config.seed, RANKINGS[config.ranking]
+        own = config.seed, config.tempers_confidence, RANKINGS[config.ranking]
+        to.settings[here, 1:] = own
         to.temperature[here] = config.temperature
 
 

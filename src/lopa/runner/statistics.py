@@ -1,9 +1,18 @@
 """From logits to what a decoder needs: a token, its probability, a ranking confidence.
 
 Everything in fp32 or better. The mask token is never predicted, but it keeps its share of the
-softmax, so confidences are those of the published loops. Sampling uses a counter-based generator
-keyed by (seed, round, position, token id): it does not depend on the batch, the branch, the rank or
-the device, and every rank of a group samples the same token.
+softmax, so confidences are those of the published loops.
+
+A sampled token is one of the distribution that temperature, top-p and top-k shape. Its probability
+and ranking are those of the model's own distribution, at temperature 1 and over all tokens, so a
+threshold means the same at every temperature. Parity mode takes both from the shaped distribution,
+as the published loops do.
+
+Sampling uses a counter-based generator keyed by (seed, position, token id): it does not depend on
+the batch, the branch, the rank or the device, and every rank of a group samples the same token. Nor
+does it depend on the round: a position keeps its noise while its distribution changes, so a sampled
+token is as stable as a greedy one. Branches and anchor sample alike, so it means something that the
+anchor still samples a token, and the answer does not depend on how many rounds were needed.
 """
 
 from __future__ import annotations
@@ -18,16 +27,13 @@ from lopa.config import DecodeConfig
 
 ENTROPY_EPS = 1e-10  # as published: p · log(p + eps)
 
-# The signature of `statistics`: logits, positions, rounds, mask_id, config
-Statistics: TypeAlias = Callable[
-    [Tensor, Tensor, Tensor, int, DecodeConfig], tuple[Tensor, Tensor, Tensor]
-]
+# The signature of `statistics`: logits, positions, mask_id, config
+Statistics: TypeAlias = Callable[[Tensor, Tensor, int, DecodeConfig], tuple[Tensor, Tensor, Tensor]]
 
 
 def statistics(
     logits: Tensor,  # [N, vocab]
     positions: Tensor,  # [N] absolute
-    rounds: Tensor,  # [N] number of the round
     mask_id: int,
     config: DecodeConfig,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -35,21 +41,20 @@ def statistics(
     # Fast-dLLM is published with a softmax in fp64: at 1 − 1e-9, fp32 has only ties.
     logits = logits.double() if config.needs_fp64 else logits.float()
     if config.temperature > 0:
-        unfiltered = logits = logits / config.temperature
-        logits = _keep_top(logits, config.top_p, config.top_k)
-    probs = torch.softmax(logits, dim=-1)
-    if config.temperature > 0:
+        shaped = _keep_top(logits / config.temperature, config.top_p, config.top_k)
         ids = torch.arange(logits.shape[1], device=logits.device)
-        keys = logits + gumbel(positions, rounds, config.seed, ids)
+        keys = shaped + gumbel(positions, config.seed, ids)
         keys[:, mask_id] = -torch.inf
         # Where the filter left nothing but the mask token, the best other token stands in.
         only_mask = torch.isneginf(keys.amax(dim=-1))
-        keys[only_mask] = unfiltered[only_mask]
-        keys[only_mask, mask_id] = -torch.inf
+        keys[only_mask] = logits[only_mask]
+        if config.tempers_confidence:
+            logits = shaped
     else:
         keys = logits.clone()
-        keys[:, mask_id] = -torch.inf
+    keys[:, mask_id] = -torch.inf
     token = keys.argmax(dim=-1)
+    probs = torch.softmax(logits, dim=-1)
     max_prob = probs.gather(-1, token[:, None])[:, 0]
     if config.ranking == "max_prob":
         return token, max_prob, max_prob
@@ -61,23 +66,24 @@ def statistics(
 
 
 def _keep_top(logits: Tensor, top_p: float, top_k: int) -> Tensor:
-    """top-p, then top-k: everything else becomes −inf. The most likely token always stays."""
+    """top-p, then top-k: everything else becomes −inf. The most likely token always stays.
+
+    Of equals the lower ids stay, so that top_k = 1 is greedy where bf16 logits tie.
+    """
+    if top_p == 1.0 and top_k == 0:
+        return logits
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    dropped = torch.zeros_like(order, dtype=torch.bool)
     if top_p < 1.0:
-        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-        before = torch.softmax(ordered, dim=-1).cumsum(dim=-1).roll(1, dims=-1)
-        before[:, 0] = 0.0
-        dropped = torch.zeros_like(logits, dtype=torch.bool)
-        dropped.scatter_(-1, order, before > top_p)
-        logits = logits.masked_fill(dropped, -torch.inf)
-    if 0 < top_k < logits.shape[-1]:
-        least = logits.topk(top_k, dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
-    return logits
+        dropped[:, 1:] = torch.softmax(ordered, dim=-1).cumsum(dim=-1)[:, :-1] > top_p
+    if top_k > 0:
+        dropped[:, top_k:] = True
+    return logits.masked_fill(dropped.scatter(-1, order, dropped), -torch.inf)
 
 
-def gumbel(positions: Tensor, rounds: Tensor, seed: int, ids: Tensor) -> Tensor:
+def gumbel(positions: Tensor, seed: int, ids: Tensor) -> Tensor:
     """[N, ids] Gumbel noise: the argmax of logits + noise is a sample of their softmax."""
-    row = _mix(_mix(positions * 0x9E3779B1 + rounds) ^ seed)
+    row = _mix(_mix(positions * 0x9E3779B1 + 1) ^ seed)  # + 1: _mix(0) is 0
     bits = _mix(row[:, None] + ids[None, :] * 0x2545F4914F6CDD1D)
     uniform = ((bits >> 11) & ((1 << 52) - 1)).double().add_(0.5).mul_(2.0**-52)
     return -torch.log(-torch.log(uniform)).float()

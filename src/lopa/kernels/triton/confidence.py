@@ -37,7 +37,7 @@ def _log(x, NATIVE: tl.constexpr):
 @triton.jit
 def _scan(
     logits,  # [N, vocab]
-    settings,  # [N, 4] int64: position, round, seed, ranking; ranking < 0: padding
+    settings,  # [N, 4] int64: position, seed, tempered, ranking; ranking < 0: padding
     temperature,  # [N] fp32; 0: the argmax
     found,  # [N, 4, PARTS] fp32: largest, total, best key, the best token's logit
     tokens,  # [N, PARTS] int32: the best token
@@ -59,18 +59,18 @@ def _scan(
     allowed = inside & (ids != mask_id)
     if SAMPLING:
         heat = tl.load(temperature + row)
-        if heat > 0:
-            x = x / heat
-        largest = tl.max(x, 0)  # of all logits, the mask's included
         keys = tl.where(allowed, x, -float("inf"))
         if heat > 0:
             position = tl.load(settings + row * 4)
-            turn = tl.load(settings + row * 4 + 1)
-            counter = _mix(_mix(position * 0x9E3779B1 + turn) ^ tl.load(settings + row * 4 + 2))
+            counter = _mix(_mix(position * 0x9E3779B1 + 1) ^ tl.load(settings + row * 4 + 1))
             bits = _mix(counter + ids.to(tl.int64) * 0x2545F4914F6CDD1D)
             uniform = ((bits >> 11) & 0xFFFFFFFFFFFFF).to(tl.float64)
             uniform = (uniform + 0.5) * 2.220446049250313e-16
-            keys = keys + (-tl.log(-tl.log(uniform))).to(tl.float32)
+            keys = keys / heat + (-tl.log(-tl.log(uniform))).to(tl.float32)
+            tempered = tl.load(settings + row * 4 + 2)
+            if tempered != 0:
+                x = x / heat
+        largest = tl.max(x, 0)  # of all logits, the mask's included
         best = tl.max(keys, 0)
         token = tl.min(tl.where(keys == best, ids, 0x7FFFFFFF), 0)  # ties go to the lower id
         chosen = tl.max(tl.where(ids == token, x, -float("inf")), 0)
@@ -134,9 +134,9 @@ def _rank(
     ids = part * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=-float("inf")).to(tl.float32)
     if SAMPLING:
-        heat = tl.load(temperature + row)
-        if heat > 0:
-            x = x / heat
+        tempered = tl.load(settings + row * 4 + 2)
+        if tempered != 0:
+            x = x / tl.load(temperature + row)
     largest, total, token, _ = _combined(found, tokens, row, PARTS, LANES)
     if ranking == 1:
         share = tl.max(tl.where(ids == token, -float("inf"), x), 0)
@@ -171,7 +171,9 @@ def _finish(settings, found, tokens, shares, out, count, PARTS: tl.constexpr, LA
 
 def confidence(
     logits: Tensor,  # [N, vocab]
-    settings: Tensor,  # [N, 4] int64: position, round, seed, ranking (RANKINGS; −1: padding)
+    # [N, 4] int64: position, seed, tempered (1: the softmax too, as in parity mode; else 0),
+    # ranking (RANKINGS; −1: padding)
+    settings: Tensor,
     temperature: Tensor,  # [N] fp32
     mask_id: int,
     out: Tensor,  # [3, N] int32: token, and the bits of max_prob and ranking in fp32
