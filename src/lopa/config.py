@@ -18,6 +18,7 @@ DecoderName = Literal["vanilla", "fast-dllm", "sdar", "d2f", "lopa"]
 WindowName = Literal["canvas", "blocks", "pipeline"]
 RankingName = Literal["max_prob", "margin", "neg_entropy"]
 ScoreName = Literal["mean", "window", "segment", "fills"]
+AcceptName = Literal["score", "agreed", "exact"]
 AttentionName = Literal["full", "block"]
 CacheName = Literal["none", "prefix", "dual"]
 OrderName = Literal["confidence", "sequential"]
@@ -40,12 +41,18 @@ _WINDOW_OPTIONS: dict[WindowName, dict[str, Any]] = {
 _LOOKAHEAD_OPTIONS: dict[str, Any] = {
     "branches": 7,
     "objective": "speed",
+    "accept": "agreed",
     "score": "fills",
     "score_fraction": 1.0,
     "score_window": 8,
     "lookahead_floor": 0.0,
     "lookahead_eos": False,
 }
+# What `agreed` asks of the anchor: least probability of the token, in the block of the first mask
+# and in those behind it. Under block attention a token there is out of sight of the blocks before
+# it, so that they go on as if it were not there: only a confident one is worth it.
+_AGREEMENT = {"agreement": 0.1, "agreement_ahead": 0.1}
+_AGREEMENT_UNDER_BLOCK = {"agreement": 0.1, "agreement_ahead": 0.8}
 _CREATION_WEIGHTS: dict[str, float] = {"mean": 0.0, "window": 0.0, "segment": 0.0, "fills": 0.5}
 _DECODER_OPTIONS: dict[DecoderName, dict[str, Any]] = {
     # `steps` of vanilla is max_new_tokens unless given: one token a step.
@@ -73,6 +80,7 @@ _DECODER_OPTIONS: dict[DecoderName, dict[str, Any]] = {
         "ranking": "neg_entropy",
         "threshold": 0.9,
         **_LOOKAHEAD_OPTIONS,
+        **_AGREEMENT,
         "creation_weight": None,  # the score's own
     },
 }
@@ -83,6 +91,21 @@ _UNSCORED: dict[str, tuple[str, ...]] = {
     "segment": ("score_fraction", "score_window"),
     "fills": ("score_fraction", "score_window"),
 }
+# Options of lookahead that another way to accept a branch does not use.
+_UNACCEPTED: dict[str, tuple[str, ...]] = {
+    "score": ("agreement", "agreement_ahead"),
+    "agreed": (),
+    "exact": (
+        "agreement",
+        "agreement_ahead",
+        "score",
+        "score_fraction",
+        "score_window",
+        "creation_weight",
+        "lookahead_floor",
+        "lookahead_eos",
+    ),
+}
 # Options of its window that a decoder is defined by, and does not leave to choose.
 _FIXED: dict[str, dict[str, Any]] = {
     "sdar": {"append_at": 1.0, "activate_at": 1.0, "attention": "block"},
@@ -92,6 +115,7 @@ _NEUTRAL: dict[str, Any] = {
     "branches": 0,
     "attention": "full",
     "cache": "none",
+    "accept": "score",
     "score": "mean",
     "score_fraction": 1.0,
     "creation_weight": 0.0,
@@ -129,6 +153,9 @@ class DecodeConfig:
     # k lookahead branches beside the anchor; 0 is the plain decoder; auto chooses every round.
     branches: int | AutoName = _OWN
     objective: ObjectiveName = _OWN  # what auto makes most of: tokens a second, or a forward
+    accept: AcceptName = _OWN  # which branches may win: any, those the anchor agrees with, exact
+    agreement: float = _OWN  # least probability that the anchor gives a lookahead token
+    agreement_ahead: float = _OWN  # the same in blocks behind that of the first mask
     score: ScoreName = _OWN
     score_fraction: float = _OWN  # of the masks, the least confident that `mean` averages
     score_window: int = _OWN  # masks in the sliding window of `window`
@@ -160,9 +187,12 @@ class DecodeConfig:
         if self.decoder == "lopa":
             if self.early_stop is False:
                 own |= PAPER  # parity
-            own["score"] = self._asked_score()
+            own["accept"] = self._asked("accept")
+            if own.get("attention") is not None and self.attention == "block":
+                own |= _AGREEMENT_UNDER_BLOCK
+            own["score"] = self._asked("score")
             own["creation_weight"] = _CREATION_WEIGHTS.get(own["score"], 0.0)
-            unscored = _UNSCORED.get(own["score"], ())
+            unscored = _UNSCORED.get(own["score"], ()) + _UNACCEPTED.get(own["accept"], ())
         own = {k: v for k, v in own.items() if k not in fixed and k not in unscored}
         if self.branches != "auto":
             own.pop("objective", None)
@@ -200,14 +230,16 @@ class DecodeConfig:
                 "choose another window with decoder lopa"
             )
 
-    def _asked_score(self) -> str:
-        asked: str | None = self.score  # None until the default is applied
+    def _asked(self, name: Literal["accept", "score"]) -> str:
+        asked: str | None = getattr(self, name)  # None until the default is applied
         usual = _LOOKAHEAD_OPTIONS if self.early_stop else PAPER
-        return asked or str(usual["score"])
+        return asked or str(usual[name])
 
     def _lopa_hint(self, name: str, own: dict[str, Any]) -> str:
-        if name in _UNSCORED.get(self._asked_score(), ()):
-            return f" with score {self._asked_score()}"
+        if name in _UNACCEPTED.get(self._asked("accept"), ()):
+            return f" with accept {self._asked('accept')}"
+        if name in _UNSCORED.get(self._asked("score"), ()):
+            return f" with score {self._asked('score')}"
         if name == "objective":
             return " unless branches is auto"
         return f" on the {own['window']} window"
@@ -227,6 +259,7 @@ class DecodeConfig:
         choices = {
             "ranking": RankingName,
             "objective": ObjectiveName,
+            "accept": AcceptName,
             "score": ScoreName,
             "attention": AttentionName,
             "cache": CacheName,
@@ -318,7 +351,7 @@ class DecodeConfig:
         """The options in force, by name, without those the decoder does not use."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["stop"] = list(self.stop)
-        used = options_of(self.decoder, self.window)
+        used = options_of(self.decoder, self.window) - {*_UNACCEPTED.get(self.accept, ())}
         return {
             name: value
             for name, value in values.items()
@@ -342,6 +375,7 @@ class DecodeConfig:
 
 # How the paper looks ahead, whatever is the default here.
 PAPER: dict[str, Any] = {
+    "accept": "score",
     "score": "mean",
     "creation_weight": 0.0,
     "lookahead_floor": 0.0,
@@ -384,6 +418,8 @@ _NUMBERS = (
     ("threshold", 0.0, 1.0),
     ("factor", 0.0, 1e6),
     ("score_fraction", 0.0, 1.0),
+    ("agreement", 0.0, 1.0),
+    ("agreement_ahead", 0.0, 1.0),
     ("creation_weight", 0.0, 1.0),
     ("lookahead_floor", 0.0, 1.0),
     ("temperature", 0.0, 100.0),
@@ -425,8 +461,12 @@ _OPTIONAL = tuple(
 def _merged(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Settings with changes on top, less what the changes make meaningless."""
     dropped: set[str] = set()
-    if changes.keys() & {"score", "early_stop"}:  # each has its own defaults
+    if changes.keys() & {"accept", "score", "early_stop"}:  # each has its own defaults
         dropped |= {"creation_weight", "score_fraction", "score_window"}
+    if changes.keys() & {"accept", "attention"}:
+        dropped |= {"agreement", "agreement_ahead"}
+    if "accept" in changes:
+        dropped |= set(_UNACCEPTED["exact"])
     if "early_stop" in changes:
         dropped |= set(PAPER)
     if changes.keys() & {"decoder", "window"}:

@@ -29,6 +29,12 @@ FIELDS: dict[str, tuple[str, str]] = {
         "Lookahead",
         "What branches auto maximises: tokens per second, or tokens per forward",
     ),
+    "accept": (
+        "Lookahead",
+        "Branches that may win: by score alone, agreed by the anchor, or exact (same tokens)",
+    ),
+    "agreement": ("Lookahead", "Minimum probability that the anchor gives a lookahead token"),
+    "agreement_ahead": ("Lookahead", "The same in blocks behind the one of the first mask"),
     "score": ("Lookahead", "How a branch is scored"),
     "score_fraction": (
         "Lookahead",

@@ -14,9 +14,9 @@ from typing import Any
 
 from lopa.atomic_write import write_lines
 from lopa.errors import LopaError
-from lopa.types import BlockView, Branch, Fill, Lookahead, Round, Trace
+from lopa.types import BlockView, Branch, Fill, Lookahead, Opinion, Round, Trace
 
-_VERSION = 1
+_VERSION = 2
 
 
 def lines(trace: Trace) -> Iterator[str]:
@@ -67,7 +67,13 @@ def _line(kind: str, record: dict[str, Any]) -> str:
 
 def _round(raw: dict[str, Any]) -> Round:
     branches = [
-        Branch(**{**b, "lookahead": Lookahead(**b["lookahead"]) if b["lookahead"] else None})
+        Branch(
+            **{
+                **b,
+                "lookaheads": _lookaheads(b["lookaheads"]),
+                "anchor": [Opinion(**opinion) for opinion in b["anchor"]],
+            }
+        )
         for b in raw["branches"]
     ]
     return Round(
@@ -75,7 +81,11 @@ def _round(raw: dict[str, Any]) -> Round:
             **raw,
             "branches": branches,
             "fills": [Fill(**f) for f in raw["fills"]],
-            "spawned": [Lookahead(**s) for s in raw["spawned"]],
+            "spawned": [_lookaheads(draft) for draft in raw["spawned"]],
             "blocks": [BlockView(**b) for b in raw["blocks"]],
         }
     )
+
+
+def _lookaheads(raw: list[dict[str, Any]]) -> list[Lookahead]:
+    return [Lookahead(**lookahead) for lookahead in raw]

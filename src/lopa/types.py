@@ -7,7 +7,7 @@ Nothing here touches a device.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +54,7 @@ class Stats(NamedTuple):
 
 @dataclass(slots=True)
 class Lookahead:
-    """A token placed ahead of its turn: what makes a branch differ from the anchor."""
+    """A token placed ahead of its turn."""
 
     position: int
     token: int
@@ -62,15 +62,28 @@ class Lookahead:
     max_prob: float
 
 
+Draft: TypeAlias = tuple[Lookahead, ...]  # what a branch places: one token or several
+
+
+@dataclass(slots=True)
+class Opinion:
+    """What the anchor predicts, in the same round, where a branch has placed a token."""
+
+    token: int
+    max_prob: float
+
+
 @dataclass(slots=True)
 class Branch:
-    """One row of a round, as it was scored. The anchor has no lookahead."""
+    """One row of a round, as it was scored. The anchor has no lookaheads."""
 
-    lookahead: Lookahead | None
+    lookaheads: list[Lookahead]
     score: float
     masks: int  # masks it had left, before any fill of this round
     end: int
     eos: bool  # an EOS token has been placed in it
+    anchor: list[Opinion] = field(default_factory=list)  # one per lookahead
+    refused: str = ""  # why it may not win
     # Probability of the best token at each of those masks, from left to right: a byte in
     # hexadecimal each, ff for probability 1. For looking at; what decides is in Stats.
     landscape: str = ""
@@ -107,7 +120,7 @@ class Round:
     branches: list[Branch]  # k of them in rank order, and the anchor last: one per row
     winner: int
     fills: list[Fill]
-    spawned: list[Lookahead]  # placed for the next round, in rank order
+    spawned: list[list[Lookahead]]  # drafts of the next round, in rank order
     blocks: list[BlockView]  # those not yet in the cache when the round began
     seconds: float = 0.0
 

@@ -115,11 +115,10 @@ class OutputView:
         self._fresh = {fill.position - self._prompt for fill in record.fills}
         for fill in record.fills:
             self._styles[fill.position - self._prompt] = confidence_style(fill.max_prob)
-        ahead = record.branches[record.winner].lookahead
-        if ahead is not None:
+        for ahead in record.branches[record.winner].lookaheads:
             self._fresh.add(ahead.position - self._prompt)
             self._styles[ahead.position - self._prompt] = _AHEAD
-        self._next = {lookahead.position - self._prompt for lookahead in record.spawned}
+        self._next = {ahead.position - self._prompt for draft in record.spawned for ahead in draft}
         self._committed = record.cached + record.committed - self._prompt
         self.counters.rounds += 1
         self.counters.seconds += record.seconds
@@ -265,9 +264,9 @@ class Watch:
         return table
 
     def _lookahead(self, branch: Branch) -> tuple[Text, Text, Text]:
-        ahead = branch.lookahead
-        if ahead is None:
+        if not branch.lookaheads:
             return Text(), Text("anchor", "dim"), Text()
+        ahead = branch.lookaheads[0]
         return (
             Text(f"+{self._view.place(ahead.position)}", "dim"),
             Text(f"‘{self._view.show(ahead.token)}’", "cyan"),
@@ -276,8 +275,9 @@ class Watch:
 
     def _line(self, record: Round) -> Text:
         """A round in one line of plain text."""
-        ahead = record.branches[record.winner].lookahead
-        won = "anchor" if ahead is None else f"lookahead {_named(self._view, ahead)}"
+        ahead = record.branches[record.winner].lookaheads
+        named = " ".join(_named(self._view, each) for each in ahead)
+        won = f"lookahead {named}" if ahead else "anchor"
         parts = [f"round {record.index:>4}"]
         if len(record.branches) > 1:
             parts.append(f"{won}, 1 of {len(record.branches)}")

@@ -108,9 +108,11 @@ class BranchBudget:
         """Learn what a round would have brought with each number of branches."""
         plan, winners = outcome.plan, [0]
         if outcome.selection is not None:
-            scores = outcome.selection.scores
-            lone = wins_alone(scores, outcome.drafts, outcome.fill_rule.config)
-            winners = self.winners(scores.tolist(), lone)
+            config, scores = outcome.fill_rule.config, outcome.selection.allowed
+            if config.accept == "exact":
+                winners = self.chain_ends(outcome.chain, len(outcome.drafts))
+            else:
+                winners = self.winners(scores.tolist(), wins_alone(scores, outcome.drafts, config))
         rows = sorted({*winners})
         tokens = dict(zip(rows, outcome.brought(rows), strict=True))
         # The prompt, which the first round has too, is no choice, and may be in the cache already.
@@ -131,6 +133,19 @@ class BranchBudget:
             if scores[row] > scores[best] or (best == anchor and scores[row] == scores[best]):
                 best = row
         return found
+
+    def chain_ends(self, chain: Sequence[int], anchor: int) -> list[int]:
+        """The same where rows are taken in turn: without one of them the chain ends before it."""
+        counts = [*(k for k in AUTO_BRANCHES if k < anchor), anchor]
+        ends = []
+        for count in counts:
+            end = anchor
+            for row in chain[1:]:
+                if row >= count:
+                    break
+                end = row
+            ends.append(end)
+        return ends
 
     def learn(self, tokens: Sequence[int], forwarded: int) -> None:
         """tokens: what each of those winners brought, its lookahead token included.

@@ -8,6 +8,8 @@ devices or text, and it is deterministic: the same statistics give the same roun
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,11 +17,11 @@ from lopa.config import DecodeConfig
 from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME, BranchBudget, RoundCost
 from lopa.decoding.fill import FillRule
 from lopa.decoding.outcome import Outcome
-from lopa.decoding.policy import LookaheadPolicy, ScoredPolicy
+from lopa.decoding.policy import LookaheadPolicy, make_policy
 from lopa.decoding.record import make_record
-from lopa.decoding.round_view import RoundView, eos_mask
+from lopa.decoding.round_view import Anchor, RoundView, eos_mask
 from lopa.decoding.windows import Frame, Pipeline, make_window
-from lopa.types import BoolArray, FinishReason, IntArray, Lookahead, Plan, Round, Stats
+from lopa.types import BoolArray, Draft, FinishReason, IntArray, Plan, Round, Stats
 
 
 class Decoder:
@@ -41,14 +43,14 @@ class Decoder:
         self.mask_id = mask_id
         self.eos_ids = frozenset(eos_ids)
         self.fill_rule = FillRule(config, shift)
-        self.policy: LookaheadPolicy = policy or ScoredPolicy(config)
+        self.policy: LookaheadPolicy = policy or make_policy(config)
         self.prompt = len(prompt_ids)
         self.aligned = aligned
         self.window = make_window(self.prompt, aligned, config)
         length = self.window.base + self.window.count * self.window.size
         self.tokens = np.full(length, mask_id, np.int64)  # the anchor's canvas
         self.tokens[: self.prompt] = prompt_ids
-        self.drafts: list[Lookahead] = []
+        self.drafts: list[Draft] = []
         self.budget: BranchBudget | None = None
         if config.branches == "auto":
             measured = cost if config.objective == "speed" else None
@@ -109,8 +111,9 @@ class Decoder:
             self.end("rounds")
             return None
         size, base = self.window.size, self.window.base
-        has_eos = [self.has_eos or d.token in self.eos_ids for d in self.drafts] + [self.has_eos]
-        blocks = [(d.position - base) // size for d in self.drafts]
+        has_eos = [self.has_eos or any(a.token in self.eos_ids for a in d) for d in self.drafts]
+        has_eos.append(self.has_eos)
+        blocks = [[(a.position - base) // size for a in d] for d in self.drafts]
         frame = self.window.open(self._masks, blocks, has_eos)
         if frame is None:
             self.end("eos" if self.has_eos else "length")
@@ -121,7 +124,8 @@ class Decoder:
         row_ends = np.array(frame.row_ends)
         rows = self.tokens[None, frame.start : end].repeat(len(has_eos), axis=0)
         for row, draft in enumerate(self.drafts):
-            rows[row, draft.position - frame.start] = draft.token
+            for placed in draft:
+                rows[row, placed.position - frame.start] = placed.token
         wanted = rows == self.mask_id
         if min(frame.row_ends) != end:
             wanted &= np.arange(frame.start, end) < row_ends[:, None]
@@ -154,38 +158,25 @@ class Decoder:
         plan, frame = self._plan, self._frame
         if plan is None or frame is None:
             raise RuntimeError("statistics without a plan")
-        config, size, drafts = self.config, self.window.size, self.drafts
-        view = RoundView.of(plan, frame, stats, self.window.base, size, self.eos_ids)
+        drafts = self.drafts
+        view = RoundView.of(plan, frame, stats, self.window.base, self.window.size, self.eos_ids)
         selection = self.policy.select(view, drafts) if drafts else None
         winner = 0 if selection is None else selection.winner
-
-        # The winner becomes the anchor, its lookahead token included, and is filled.
-        if winner < len(drafts):
-            placed = drafts[winner]
-            self.tokens[placed.position] = placed.token
-            self._masks[(placed.position - self.window.base) // size] -= 1
-        found_masks, step = self._masks.copy(), self._block_round
-        chosen, forced = self.fill_rule(view.cells(winner, frame), step)
-        counts = np.add.reduce(chosen, axis=1, dtype=np.int64)
-        for block, count in enumerate(counts.tolist(), frame.first):
-            self._masks[block] -= count
-        chosen = chosen.reshape(-1)
-        columns = chosen.nonzero()[0]
-        filled = view.token[winner][columns]
-        self.tokens[view.offset + columns] = filled
-        self.has_eos = self._eos_rows[winner] or not self.eos_ids.isdisjoint(filled.tolist())
-        self.window.close(frame, winner, self._masks)
-        own = chosen[: frame.blocks[winner] * size]  # columns of the row's own blocks
-        self.drafts = self._spawn(view, winner, own) if config.most_branches else []
-        self._block_round = step + 1 if self._masks[frame.first] else 0
+        if winner < len(drafts):  # it becomes the anchor, its lookahead tokens included
+            self._place(drafts[winner])
+        fills = self._fill(view, frame, winner)
+        chain = [winner]
+        if self.config.accept == "exact" and drafts:
+            once = replace(frame, commit=0)  # what the round commits is committed by now
+            while (row := self._reached(plan, frame)) is not None:
+                fills = self._fill(view, once, row)
+                chain.append(row)
+            winner = chain[-1]
+        own = fills.chosen[: frame.blocks[winner] * view.size]  # columns of the row's own blocks
+        self.drafts = []
+        if self.config.most_branches:
+            self.drafts = self._spawn(view, drafts, winner, own, frame.may_force[winner])
         self._plan = self._frame = None
-        if config.early_stop:
-            first = self.first_eos
-            if first is not None and self.settled > first:
-                self.end("eos")
-            # Tokens past max_new_tokens, in aligned blocks, are not needed.
-            elif self.aligned and self.settled >= config.max_new_tokens:
-                self.end("length")
         self._outcome = Outcome(
             plan=plan,
             frame=frame,
@@ -194,12 +185,13 @@ class Decoder:
             has_eos=self._eos_rows,
             selection=selection,
             winner=winner,
-            masks=found_masks,
-            columns=columns,
-            forced=forced.reshape(-1),
+            chain=chain,
+            masks=fills.masks,
+            columns=fills.columns,
+            forced=fills.forced,
             spawned=self.drafts,
             fill_rule=self.fill_rule,
-            step=step,
+            step=fills.step,
             prompt=self.prompt,
         )
         return winner
@@ -215,25 +207,96 @@ class Decoder:
         blocks = self.window.block_views(outcome.frame, outcome.winner, outcome.masks)
         return make_record(outcome, blocks)
 
-    def _spawn(self, view: RoundView, row: int, filled: BoolArray) -> list[Lookahead]:
+    def _place(self, draft: Draft) -> None:
+        for placed in draft:
+            self.tokens[placed.position] = placed.token
+            self._masks[(placed.position - self.window.base) // self.window.size] -= 1
+
+    def _fill(self, view: RoundView, frame: Frame, row: int) -> _Fills:
+        """Fill the anchor, which is that row by now, and close the window."""
+        masks, step = self._masks.copy(), self._block_round
+        chosen, forced = self.fill_rule(view.cells(row, frame), step)
+        counts = np.add.reduce(chosen, axis=1, dtype=np.int64)
+        for block, count in enumerate(counts.tolist(), frame.first):
+            self._masks[block] -= count
+        chosen = chosen.reshape(-1)
+        columns = chosen.nonzero()[0]
+        filled = view.token[row][columns]
+        self.tokens[view.offset + columns] = filled
+        self.has_eos = self._eos_rows[row] or not self.eos_ids.isdisjoint(filled.tolist())
+        self.window.close(frame, row, self._masks)
+        self._block_round = step + 1 if self._masks[frame.first] else 0
+        if self.config.early_stop:
+            first = self.first_eos
+            if first is not None and self.settled > first:
+                self.finish = "eos"
+            # Tokens past max_new_tokens, in aligned blocks, are not needed.
+            elif self.aligned and self.settled >= self.config.max_new_tokens:
+                self.finish = "length"
+        return _Fills(masks, step, chosen, columns, forced.reshape(-1))
+
+    def _reached(self, plan: Plan, frame: Frame) -> int | None:
+        """The row of this round that is the very one a decoder without branches forwards next."""
+        following = self.window.open(self._masks, [], [self.has_eos])
+        if following is None or self.finish is not None or following.fresh != frame.fresh:
+            return None
+        # Under full attention keys and values depend on what lay to their right when they were
+        # committed: the next forward must find the same cache, and commit the same.
+        same = (following.start, following.cached, following.commit)
+        if self.config.attention == "full" and same != (plan.start, plan.cached, plan.commit):
+            return None
+        end, last = following.row_ends[0], following.first + following.blocks[0]
+        ahead = self.tokens[plan.start : end]
+        if len(ahead) > plan.rows.shape[1]:
+            return None
+        for row in (plan.rows[:-1, : len(ahead)] == ahead).all(axis=1).nonzero()[0].tolist():
+            may_force = frame.may_force[row, following.first - frame.first : last - frame.first]
+            if (
+                frame.row_ends[row] == end
+                and frame.first + frame.blocks[row] == last
+                and np.array_equal(may_force, following.may_force[0])
+            ):
+                return int(row)
+        return None
+
+    def _spawn(
+        self,
+        view: RoundView,
+        drafts: list[Draft],
+        row: int,
+        filled: BoolArray,
+        may_force: BoolArray,
+    ) -> list[Draft]:
         """Drafts of the next round, from the winner's row. filled: [N], of its own blocks."""
-        free = view.masks[row, : len(filled)] & ~filled
+        count = len(filled)
+        free = view.masks[row, :count] & ~filled
         if not self.config.lookahead_eos:
-            free &= ~view.is_eos[row, : len(filled)]
+            free &= ~view.is_eos[row, :count]
             if (first := self.first_eos) is not None:  # and not behind it
                 free[max(0, self.prompt + first - view.offset) :] = False
-        drafts = self.policy.spawn(view, row, free)
+        tokens = self.tokens[view.offset : view.offset + count]
+        spawned = self.policy.spawn(Anchor(view, drafts, row, free, filled, tokens, may_force))
         if self.budget is None:
-            return drafts
+            return spawned
         following = self.window.peek_row(self._masks, self.has_eos)
         if not following.length:
             return []
-        count = self.budget.choose_branches(
+        tried = self.budget.choose_branches(
             following.length,
-            len(drafts),
-            drafts[0].max_prob if drafts else 0.0,
+            len(spawned),
+            spawned[0][0].max_prob if spawned else 0.0,
             is_waiting=following.is_waiting,
             # The first forward shows too little to tell.
             is_open=self.round > 1 and not self.has_eos and not np.count_nonzero(view.is_eos[row]),
         )
-        return drafts[:count]
+        return spawned[:tried]
+
+
+class _Fills(NamedTuple):
+    """What a row was filled with, [N] each."""
+
+    masks: list[int]  # by block, before
+    step: int  # how many rounds the first block had had
+    chosen: BoolArray
+    columns: IntArray  # where it is
+    forced: BoolArray

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -10,11 +12,13 @@ import numpy.typing as npt
 from lopa.config import DecodeConfig
 from lopa.decoding.fill import passes
 from lopa.decoding.round_view import RoundView
-from lopa.types import BoolArray, FloatArray, IntArray, Lookahead
+from lopa.types import BoolArray, Draft, FloatArray, IntArray, Lookahead
 
 Scores = npt.NDArray[np.float64]
 
 NO_MASK_SCORE = 1.0  # of a branch with nothing left to fill
+NOBODY: Mapping[int, str] = MappingProxyType({})
+OTHER_TOKEN = "anchor predicts another token"
 
 
 class Selection(NamedTuple):
@@ -22,17 +26,26 @@ class Selection(NamedTuple):
 
     winner: int
     scores: Scores  # [R], higher is better
-    refused: tuple[tuple[int, str], ...] = ()  # rows that may not win, and why
+    refused: Mapping[int, str] = NOBODY  # rows that may not win, and why
+
+    @property
+    def allowed(self) -> Scores:
+        """[R], −inf for those that may not win."""
+        scores = self.scores.copy()
+        scores[list(self.refused)] = -np.inf
+        return scores
 
 
 def spawn(
-    view: RoundView, row: int, free: BoolArray, ranking: FloatArray, config: DecodeConfig
-) -> list[Lookahead]:
-    """The row's tokens at its best-ranked free masks; ties go to the lower position.
+    view: RoundView, row: int, free: BoolArray, ranking: FloatArray | None, config: DecodeConfig
+) -> list[Draft]:
+    """The row's tokens at its best-ranked free masks, one a draft; ties go to the lower position.
 
-    free, ranking: [N] of the row; `ranking` may be any.
+    free, ranking: [N] of the row; None: by the configured ranking.
     """
     token, max_prob = view.token[row], view.max_prob[row]
+    if ranking is None:
+        ranking = view.ranking[row]
     columns = free.nonzero()[0]
     if config.lookahead_floor > 0:
         columns = columns[max_prob[columns] >= np.float32(config.lookahead_floor)]
@@ -40,12 +53,12 @@ def spawn(
     columns = columns[order[: config.most_branches]]
     found = columns, token[columns], ranking[columns], max_prob[columns]
     return [
-        Lookahead(view.offset + p, t, c, m)
+        (Lookahead(view.offset + p, t, c, m),)
         for p, t, c, m in zip(*(x.tolist() for x in found), strict=True)
     ]
 
 
-def score(view: RoundView, drafts: list[Lookahead], config: DecodeConfig) -> Scores:
+def score(view: RoundView, drafts: list[Draft], config: DecodeConfig) -> Scores:
     """How promising each branch is: [R], higher is better.
 
     drafts: of all rows but the last, the anchor.
@@ -66,44 +79,71 @@ def score(view: RoundView, drafts: list[Lookahead], config: DecodeConfig) -> Sco
     scores[counts == 0] = NO_MASK_SCORE
     weight = config.creation_weight
     if weight > 0:
-        creation = np.array([*(a.confidence for a in drafts), 1.0])  # the anchor places nothing
+        placed = (min(a.confidence for a in draft) for draft in drafts)
+        creation = np.array([*placed, 1.0])  # the anchor places nothing
         scores = weight * creation + (1 - weight) * scores
     return scores
 
 
-def _fills(view: RoundView, drafts: list[Lookahead], config: DecodeConfig) -> Scores:
+def _fills(view: RoundView, drafts: list[Draft], config: DecodeConfig) -> Scores:
     """Tokens that each branch would bring now, each weighted by its probability, without EOS.
 
     They all depend on the lookahead token: its own probability to the power of α is a factor.
     """
     passed = passes(view.max_prob, config.threshold) & view.masks & ~view.is_eos
     fills: Scores = np.where(passed, view.max_prob, 0.0).sum(axis=1, dtype=np.float64)
-    placed = np.array([a.max_prob for a in drafts])
-    # The lookahead token itself counts among rivals. A branch that has none would nearly always win
-    # by it, right or wrong (docs/results.md): it has to bring more than the anchor without.
-    own = 1.0 if len(drafts) > 1 else 0.0
+    placed = np.array([min(a.max_prob for a in draft) for draft in drafts])
+    # The lookahead token itself counts. But a branch without rivals would nearly always win by it,
+    # right or wrong (docs/results.md): if nobody asks whether the anchor agrees, it has to bring
+    # more than the anchor without.
+    alone = len(drafts) == 1 and config.accept == "score"
+    own = 0.0 if alone else np.array([len(draft) for draft in drafts])
     fills[:-1] = placed**config.creation_weight * (own + fills[:-1])
-    if len(drafts) == 1 and fills[0] == fills[1]:  # a tie is the anchor's here
+    if alone and fills[0] == fills[1]:  # a tie is the anchor's here
         fills[0] = np.nextafter(fills[1], -1.0)
     return fills
 
 
-def wins_alone(scores: Scores, drafts: list[Lookahead], config: DecodeConfig) -> bool | None:
+def wins_alone(scores: Scores, drafts: list[Draft], config: DecodeConfig) -> bool | None:
     """Whether the first of several branches would also win with no rival but the anchor.
 
     None where that is as the scores say.
     """
-    if config.score != "fills" or len(drafts) < 2:
+    if config.score != "fills" or config.accept != "score" or len(drafts) < 2:
         return None
-    return bool(scores[0] - drafts[0].max_prob ** config.creation_weight > scores[-1])
+    return bool(scores[0] - drafts[0][0].max_prob ** config.creation_weight > scores[-1])
 
 
-def select(scores: Scores) -> Selection:
+def disagreements(view: RoundView, drafts: list[Draft], config: DecodeConfig) -> dict[int, str]:
+    """The branches with a token that the anchor, in the same round, no longer predicts; and why.
+
+    When the anchor samples, its sample counts: a position has the same noise in all rows and
+    rounds, so an unchanged distribution gives the same token.
+    """
+    masks, token, max_prob = view.masks[-1], view.token[-1], view.max_prob[-1]
+    open_block = int(masks.argmax()) // view.size  # of the first mask
+    found = {}
+    for row, draft in enumerate(drafts):
+        for placed in draft:
+            column = placed.position - view.offset
+            ahead = column // view.size > open_block
+            least = config.agreement_ahead if ahead else config.agreement
+            if token[column] != placed.token:
+                found[row] = OTHER_TOKEN
+            elif not max_prob[column] > least:
+                found[row] = f"anchor at most {least:g}"
+    return found
+
+
+def select(scores: Scores, refused: Mapping[int, str] = NOBODY) -> Selection:
     """The first maximum: ties go to the best-ranked lookahead, last of all to the anchor.
 
-    `score` has seen to it that a branch without rivals has no ties by `fills`.
+    Where nobody is asked to agree, `score` has seen to it that a branch without rivals has no ties
+    by `fills`.
     """
-    return Selection(int(scores.argmax()), scores)
+    selection = Selection(0, scores, refused)
+    allowed = selection.allowed if refused else scores
+    return selection._replace(winner=int(allowed.argmax()))
 
 
 def _lowest_mean(masks: BoolArray, ranking: FloatArray, counts: IntArray, share: float) -> Scores:

@@ -13,7 +13,7 @@ from lopa.decoding.fill import FillRule, above_threshold
 from lopa.decoding.lookahead import Selection
 from lopa.decoding.round_view import RoundView, eos_mask
 from lopa.decoding.windows import Frame
-from lopa.types import BoolArray, IntArray, Lookahead, Plan
+from lopa.types import BoolArray, Draft, IntArray, Plan
 
 
 @dataclass(slots=True, eq=False)
@@ -23,14 +23,15 @@ class Outcome:
     plan: Plan
     frame: Frame
     view: RoundView
-    drafts: list[Lookahead]  # of each row but the last, the anchor
+    drafts: list[Draft]  # of each row but the last, the anchor
     has_eos: list[bool]  # [R] rows that held an EOS token before the fills
     selection: Selection | None  # None: the anchor was alone
     winner: int
+    chain: list[int]  # rows that were taken in turn, the winner last; several by `exact` alone
     masks: list[int]  # of the winner by block, before the fills
     columns: IntArray  # of the view, that were filled
     forced: BoolArray  # [N] those of them that were forced
-    spawned: list[Lookahead]  # drafts of the next round
+    spawned: list[Draft]  # drafts of the next round
     fill_rule: FillRule
     step: int  # how many rounds the first block had had
     prompt: int  # its length
@@ -57,4 +58,5 @@ class Outcome:
         if over.any():
             passed = passed & (np.cumsum(over, axis=1) - over == 0)
         counts = (passed.sum(axis=1) + forced).tolist()
-        return [n + (row < len(self.drafts)) for row, n in zip(rows, counts, strict=True)]
+        placed = [*map(len, self.drafts), 0]
+        return [n + placed[row] for row, n in zip(rows, counts, strict=True)]

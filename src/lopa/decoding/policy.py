@@ -9,23 +9,20 @@ from __future__ import annotations
 from typing import Protocol
 
 from lopa.config import DecodeConfig
-from lopa.decoding import lookahead
+from lopa.decoding import exact_drafts, lookahead
 from lopa.decoding.lookahead import Selection
 from lopa.decoding.outcome import Outcome
-from lopa.decoding.round_view import RoundView
-from lopa.types import BoolArray, Lookahead
+from lopa.decoding.round_view import Anchor, RoundView
+from lopa.types import Draft
 
 
 class LookaheadPolicy(Protocol):
     """One per sequence. Every rank runs its own, so chance comes from a seed."""
 
-    def spawn(self, view: RoundView, row: int, free: BoolArray) -> list[Lookahead]:
-        """Drafts for the next round, the best first, one branch each.
+    def spawn(self, anchor: Anchor) -> list[Draft]:
+        """Drafts for the next round, the best first, one branch each."""
 
-        row: the winner. free: [N] its masks that are left to look ahead at, of its own blocks.
-        """
-
-    def select(self, view: RoundView, drafts: list[Lookahead]) -> Selection:
+    def select(self, view: RoundView, drafts: list[Draft]) -> Selection:
         """The winner. drafts: at least one; of all rows but the last, the anchor."""
 
     def observe(self, outcome: Outcome) -> None:
@@ -33,16 +30,43 @@ class LookaheadPolicy(Protocol):
 
 
 class ScoredPolicy:
-    """As configured: drafts on the best-ranked masks, and the branch with the best score."""
+    """`accept="score"`: drafts on the best-ranked masks, and the branch with the best score."""
 
     def __init__(self, config: DecodeConfig) -> None:
         self.config = config
 
-    def spawn(self, view: RoundView, row: int, free: BoolArray) -> list[Lookahead]:
-        return lookahead.spawn(view, row, free, view.ranking[row], self.config)
+    def spawn(self, anchor: Anchor) -> list[Draft]:
+        return lookahead.spawn(anchor.view, anchor.row, anchor.free, None, self.config)
 
-    def select(self, view: RoundView, drafts: list[Lookahead]) -> Selection:
+    def select(self, view: RoundView, drafts: list[Draft]) -> Selection:
         return lookahead.select(lookahead.score(view, drafts, self.config))
 
     def observe(self, outcome: Outcome) -> None:
         """It has nothing to learn."""
+
+
+class AgreedPolicy(ScoredPolicy):
+    """`accept="agreed"`: the best score of the branches whose token the anchor still predicts."""
+
+    def select(self, view: RoundView, drafts: list[Draft]) -> Selection:
+        scores = lookahead.score(view, drafts, self.config)
+        return lookahead.select(scores, lookahead.disagreements(view, drafts, self.config))
+
+
+class ExactPolicy(ScoredPolicy):
+    """`accept="exact"`: drafts of the state that the anchor's fill rule is expected to lead to.
+
+    The anchor wins. The decoder goes on from there as far as the round's other rows are the very
+    rows that it would forward next.
+    """
+
+    def spawn(self, anchor: Anchor) -> list[Draft]:
+        return exact_drafts.spawn(anchor, self.config)
+
+    def select(self, view: RoundView, drafts: list[Draft]) -> Selection:
+        return Selection(len(drafts), lookahead.score(view, drafts, self.config))
+
+
+def make_policy(config: DecodeConfig) -> LookaheadPolicy:
+    kinds = {"score": ScoredPolicy, "agreed": AgreedPolicy, "exact": ExactPolicy}
+    return kinds[config.accept](config)

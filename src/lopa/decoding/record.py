@@ -6,7 +6,20 @@ import numpy as np
 
 from lopa.decoding import lookahead
 from lopa.decoding.outcome import Outcome
-from lopa.types import BlockView, BoolArray, Branch, Fill, FloatArray, IntArray, Round
+from lopa.decoding.round_view import RoundView
+from lopa.types import (
+    BlockView,
+    BoolArray,
+    Branch,
+    Draft,
+    Fill,
+    FloatArray,
+    IntArray,
+    Opinion,
+    Round,
+)
+
+NOT_REACHED = "not what the anchor fills"
 
 
 def make_record(outcome: Outcome, blocks: list[BlockView]) -> Round:
@@ -20,7 +33,7 @@ def make_record(outcome: Outcome, blocks: list[BlockView]) -> Round:
         branches=_branches(outcome),
         winner=outcome.winner,
         fills=_fills(outcome),
-        spawned=outcome.spawned,
+        spawned=[list(draft) for draft in outcome.spawned],
         blocks=blocks,
     )
 
@@ -31,16 +44,28 @@ def _branches(outcome: Outcome) -> list[Branch]:
         scores = lookahead.score(view, [], outcome.fill_rule.config)
     else:
         scores = outcome.selection.scores
+    refused = dict(outcome.selection.refused) if outcome.selection is not None else {}
+    if outcome.fill_rule.config.accept == "exact":
+        others = set(range(len(outcome.drafts))) - {*outcome.chain}
+        refused |= dict.fromkeys(others, NOT_REACHED)
     counts = view.masks.sum(axis=1)
     by_row = (
-        [*outcome.drafts, None],
+        [list(draft) for draft in (*outcome.drafts, ())],
         scores.tolist(),
         counts.tolist(),
         outcome.frame.row_ends,
         outcome.has_eos,
+        [_opinions(view, draft) for draft in (*outcome.drafts, ())],
+        [refused.get(row, "") for row in range(len(scores))],
         _landscapes(view.masks, counts, view.max_prob),
     )
     return [Branch(*row) for row in zip(*by_row, strict=True)]
+
+
+def _opinions(view: RoundView, draft: Draft) -> list[Opinion]:
+    columns = [a.position - view.offset for a in draft]
+    found = view.token[-1, columns].tolist(), view.max_prob[-1, columns].tolist()
+    return [Opinion(*each) for each in zip(*found, strict=True)]
 
 
 def _fills(outcome: Outcome) -> list[Fill]:

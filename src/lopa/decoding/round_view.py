@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from lopa.decoding.fill import Cells
 from lopa.decoding.windows import Frame
-from lopa.types import BoolArray, FloatArray, IntArray, Plan, Stats
+from lopa.types import BoolArray, Draft, FloatArray, IntArray, Plan, Stats
 
 
 @dataclass
@@ -58,6 +59,18 @@ class RoundView:
             frame.may_force[rows],
             frame.fresh,
         )
+
+
+class Anchor(NamedTuple):
+    """The next anchor: the winner after its fills, over the columns of the round's view."""
+
+    view: RoundView
+    drafts: list[Draft]  # of the round
+    row: int  # the winner's
+    free: BoolArray  # [N] masks that are left to look ahead at, of its own blocks
+    filled: BoolArray  # [N] what the round has filled, of its own blocks
+    tokens: IntArray  # [N] with its fills
+    may_force: BoolArray  # [blocks] fully activated, in this round
 
 
 def eos_mask(tokens: IntArray, eos_ids: Collection[int]) -> BoolArray:

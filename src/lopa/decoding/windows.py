@@ -1,6 +1,6 @@
 """Windows: which positions a round forwards, which of them may be filled, what goes to the cache.
 
-A window is told where the anchor's masks are and where each lookahead would place a token, and
+A window is told where the anchor's masks are and where each draft places its tokens, and
 opens a `Frame` for the round over all rows (lookaheads in rank order, the anchor last). After the
 winner is filled it is closed with the winner's row and masks. Every window cuts the new tokens
 into equal blocks; the canvas is one block.
@@ -47,11 +47,11 @@ class Window(Protocol):
     def end(self) -> int:
         """Absolute end of the blocks that exist."""
 
-    def open(self, masks: list[int], drafts: list[int], has_eos: list[bool]) -> Frame | None:
+    def open(self, masks: list[int], drafts: list[list[int]], has_eos: list[bool]) -> Frame | None:
         """The next round, or None when nothing is left to do.
 
         masks: [blocks] masks of the anchor by block (those not yet existing count in full);
-        drafts: [k] block in which each lookahead places its token; has_eos: [k + 1] rows that hold
+        drafts: [k] blocks in which each draft places its tokens; has_eos: [k + 1] rows that hold
         an EOS token.
         """
 
@@ -86,7 +86,7 @@ class BlockWindow:
         self.end = base + self.count * self.size
         self.fresh = True  # the next round is the first of its block
 
-    def open(self, masks: list[int], drafts: list[int], has_eos: list[bool]) -> Frame | None:
+    def open(self, masks: list[int], drafts: list[list[int]], has_eos: list[bool]) -> Frame | None:
         if self.current == self.count:
             return None
         rows = len(has_eos)
@@ -147,7 +147,7 @@ class Pipeline:
     def end(self) -> int:
         return self.base + self.existing * self.size
 
-    def open(self, masks: list[int], drafts: list[int], has_eos: list[bool]) -> Frame | None:
+    def open(self, masks: list[int], drafts: list[list[int]], has_eos: list[bool]) -> Frame | None:
         size, first, there = self.size, self.finished, self.existing
         # Decoded share of the block to the left of each from `first` on; the prompt is decoded.
         left = [1.0 if b < 0 else (size - masks[b]) / size for b in range(first - 1, there)]
@@ -160,13 +160,14 @@ class Pipeline:
         appends = left[-1] >= self.append_at
         existing = [longer if appends and not ended else there for ended in has_eos]
         may_force = [activated] * len(has_eos)
-        for row, block in enumerate(drafts):  # a lookahead is one more token in its block
-            share = (size - masks[block] + 1) / size
-            right = block + 1 - first
-            if share >= self.activate_at and not activated[right]:
-                may_force[row] = [*activated[:right], True, *activated[right + 1 :]]
-            if block + 1 == there and share >= self.append_at and not has_eos[row]:
-                existing[row] = longer
+        for row, placed in enumerate(drafts):
+            for block in set(placed) if len(placed) > 1 else placed:
+                share = (size - masks[block] + placed.count(block)) / size
+                right = block + 1 - first
+                if share >= self.activate_at and not activated[right]:
+                    may_force[row] = [*may_force[row][:right], True, *may_force[row][right + 1 :]]
+                if block + 1 == there and share >= self.append_at and not has_eos[row]:
+                    existing[row] = longer
         if existing[-1] == first:  # the anchor has no active block left
             return None
         return Frame(

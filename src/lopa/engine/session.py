@@ -153,7 +153,8 @@ class Session:
         if self.tokenizer is not None:
             seen = {*self.trace.prompt_ids, *generated} - {decoder.mask_id}
             for record in self.trace.rounds:
-                seen.update(a.token for a in record.spawned)
+                seen.update(a.token for draft in record.spawned for a in draft)
+                seen.update(o.token for branch in record.branches for o in branch.anchor)
             self.trace.pieces = {t: self.tokenizer.piece(t) for t in sorted(seen)}
         records = self.trace.rounds
         self.output = Output(

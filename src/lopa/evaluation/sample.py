@@ -22,7 +22,7 @@ from lopa.evaluation.wilson import wilson
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """`by_round` is what each round brought: its fills, and the lookahead token that won.
+    """`by_round` is what each round brought: its fills, and the lookahead tokens that won.
 
     Seconds are those of the answer's own rounds. `elapsed` is the time since the answer before it
     was ready, or decoding began: with several at once they add up to the time for all.
@@ -59,7 +59,7 @@ def make_sample(
 ) -> Sample:
     trace = output.trace
     rounds = trace.rounds
-    won = [r.branches[r.winner].lookahead is not None for r in rounds]
+    won = [len(r.branches[r.winner].lookaheads) for r in rounds]
     return Sample(
         setting=setting,
         problem=problem,

@@ -12,8 +12,8 @@ from lopa.decoding import lookahead
 from lopa.decoding.lookahead import Selection
 from lopa.decoding.outcome import Outcome
 from lopa.decoding.policy import ScoredPolicy
-from lopa.decoding.round_view import RoundView
-from lopa.types import BoolArray, Lookahead
+from lopa.decoding.round_view import Anchor, RoundView
+from lopa.types import Draft
 
 
 class StudyPolicy(ScoredPolicy):
@@ -27,21 +27,23 @@ class StudyPolicy(ScoredPolicy):
 class RandomPositions(StudyPolicy):
     """Looks ahead at random masks, not at those ranked first."""
 
-    def spawn(self, view: RoundView, row: int, free: BoolArray) -> list[Lookahead]:
-        return lookahead.spawn(view, row, free, self.rng.random(len(free)), self.config)
+    def spawn(self, anchor: Anchor) -> list[Draft]:
+        ranking = self.rng.random(len(anchor.free))
+        return lookahead.spawn(anchor.view, anchor.row, anchor.free, ranking, self.config)
 
 
 class LeastConfident(StudyPolicy):
     """Looks ahead at the masks ranked last."""
 
-    def spawn(self, view: RoundView, row: int, free: BoolArray) -> list[Lookahead]:
-        return lookahead.spawn(view, row, free, -view.ranking[row], self.config)
+    def spawn(self, anchor: Anchor) -> list[Draft]:
+        ranking = -anchor.view.ranking[anchor.row]
+        return lookahead.spawn(anchor.view, anchor.row, anchor.free, ranking, self.config)
 
 
 class RandomWinner(StudyPolicy):
     """Takes any branch, not the best-scored."""
 
-    def select(self, view: RoundView, drafts: list[Lookahead]) -> Selection:
+    def select(self, view: RoundView, drafts: list[Draft]) -> Selection:
         scores = super().select(view, drafts).scores
         return Selection(int(self.rng.integers(len(scores))), scores)
 
@@ -49,7 +51,7 @@ class RandomWinner(StudyPolicy):
 class RandomOrder(RandomPositions):
     """Places the token of a random mask in every round, then fills what passes."""
 
-    def select(self, view: RoundView, drafts: list[Lookahead]) -> Selection:
+    def select(self, view: RoundView, drafts: list[Draft]) -> Selection:
         return Selection(0, super().select(view, drafts).scores)
 
 
@@ -64,7 +66,7 @@ class Observed(StudyPolicy):
 
     def observe(self, outcome: Outcome) -> None:
         view, drafts = outcome.view, outcome.drafts
-        placed = [*(draft.max_prob for draft in drafts), None]
+        placed = [*(draft[0].max_prob for draft in drafts), None]
         found: dict[str, list[float]] = {
             name: lookahead.score(view, drafts, config).tolist()
             for name, config in self._configs.items()

@@ -83,9 +83,8 @@ class RunningJob:
     def _tokens(self, step: Step) -> list[Token]:
         """The tokens of this round's text, with their probabilities when they were filled."""
         record, tokenizer = step.round, self.session.tokenizer
-        won = record.branches[record.winner].lookahead
         self._probabilities.update((fill.position, fill.max_prob) for fill in record.fills)
-        if won is not None:
+        for won in record.branches[record.winner].lookaheads:
             self._probabilities[won.position] = won.max_prob
         begin, self._reported_tokens = self._reported_tokens, self.session.detokenized
         found = []
@@ -107,8 +106,10 @@ class RunningJob:
         record = step.round
         self._text.append(text)
         seen = [fill.token for fill in record.fills]
-        seen += [ahead.token for ahead in record.spawned]
-        seen += [b.lookahead.token for b in record.branches if b.lookahead is not None]
+        seen += [ahead.token for draft in record.spawned for ahead in draft]
+        for branch in record.branches:
+            seen += [ahead.token for ahead in branch.lookaheads]
+            seen += [opinion.token for opinion in branch.anchor]
         return _json_line(
             type="round",
             **asdict(record),
