@@ -42,6 +42,7 @@ _LOOKAHEAD_OPTIONS: dict[str, Any] = {
     "branches": 7,
     "objective": "speed",
     "accept": "agreed",
+    "merge": True,
     "score": "fills",
     "score_fraction": 1.0,
     "score_window": 8,
@@ -54,6 +55,7 @@ _LOOKAHEAD_OPTIONS: dict[str, Any] = {
 _AGREEMENT = {"agreement": 0.1, "agreement_ahead": 0.1}
 _AGREEMENT_UNDER_BLOCK = {"agreement": 0.1, "agreement_ahead": 0.8}
 _CREATION_WEIGHTS: dict[str, float] = {"mean": 0.0, "window": 0.0, "segment": 0.0, "fills": 0.5}
+_AGREED_WEIGHTS = {"fills": 0.25}
 _DECODER_OPTIONS: dict[DecoderName, dict[str, Any]] = {
     # `steps` of vanilla is max_new_tokens unless given: one token a step.
     "vanilla": {"window": "canvas", "ranking": "neg_entropy", "steps": None},
@@ -93,9 +95,10 @@ _UNSCORED: dict[str, tuple[str, ...]] = {
 }
 # Options of lookahead that another way to accept a branch does not use.
 _UNACCEPTED: dict[str, tuple[str, ...]] = {
-    "score": ("agreement", "agreement_ahead"),
+    "score": ("agreement", "agreement_ahead", "merge"),
     "agreed": (),
     "exact": (
+        "merge",
         "agreement",
         "agreement_ahead",
         "score",
@@ -116,6 +119,7 @@ _NEUTRAL: dict[str, Any] = {
     "attention": "full",
     "cache": "none",
     "accept": "score",
+    "merge": False,
     "score": "mean",
     "score_fraction": 1.0,
     "creation_weight": 0.0,
@@ -156,6 +160,7 @@ class DecodeConfig:
     accept: AcceptName = _OWN  # which branches may win: any, those the anchor agrees with, exact
     agreement: float = _OWN  # least probability that the anchor gives a lookahead token
     agreement_ahead: float = _OWN  # the same in blocks behind that of the first mask
+    merge: bool = _OWN  # whether the winner takes along the tokens of branches that agree with it
     score: ScoreName = _OWN
     score_fraction: float = _OWN  # of the masks, the least confident that `mean` averages
     score_window: int = _OWN  # masks in the sliding window of `window`
@@ -191,7 +196,8 @@ class DecodeConfig:
             if own.get("attention") is not None and self.attention == "block":
                 own |= _AGREEMENT_UNDER_BLOCK
             own["score"] = self._asked("score")
-            own["creation_weight"] = _CREATION_WEIGHTS.get(own["score"], 0.0)
+            weights = _CREATION_WEIGHTS | (_AGREED_WEIGHTS if own["accept"] == "agreed" else {})
+            own["creation_weight"] = weights.get(own["score"], 0.0)
             unscored = _UNSCORED.get(own["score"], ()) + _UNACCEPTED.get(own["accept"], ())
         own = {k: v for k, v in own.items() if k not in fixed and k not in unscored}
         if self.branches != "auto":
@@ -287,7 +293,7 @@ class DecodeConfig:
             # An int may be too large for a float, so the range is looked at first.
             if not real or not low_ <= value <= high_:
                 raise ConfigError(f"{name} must be between {low_} and {high_}: got {value!r}")
-        for name in ("early_stop", "lookahead_eos"):
+        for name in ("early_stop", "lookahead_eos", "merge"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false: got {getattr(self, name)!r}")
         if not all(isinstance(s, str) and s for s in self.stop):
@@ -464,7 +470,7 @@ def _merged(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
     if changes.keys() & {"accept", "score", "early_stop"}:  # each has its own defaults
         dropped |= {"creation_weight", "score_fraction", "score_window"}
     if changes.keys() & {"accept", "attention"}:
-        dropped |= {"agreement", "agreement_ahead"}
+        dropped |= {"agreement", "agreement_ahead", "merge"}
     if "accept" in changes:
         dropped |= set(_UNACCEPTED["exact"])
     if "early_stop" in changes:

@@ -35,6 +35,7 @@ FIELDS: dict[str, tuple[str, str]] = {
     ),
     "agreement": ("Lookahead", "Minimum probability that the anchor gives a lookahead token"),
     "agreement_ahead": ("Lookahead", "The same in blocks behind the one of the first mask"),
+    "merge": ("Lookahead", "Let the winner take along the tokens of branches that agree with it"),
     "score": ("Lookahead", "How a branch is scored"),
     "score_fraction": (
         "Lookahead",

@@ -16,7 +16,7 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.floating[Any]]
 BoolArray = npt.NDArray[np.bool_]
 
-FillKind = Literal["threshold", "forced", "count"]
+FillKind = Literal["threshold", "forced", "count", "merged"]
 BlockState = Literal["semi", "active", "to_cache", "in_cache"]
 FinishReason = Literal["eos", "stop", "length", "rounds"]
 

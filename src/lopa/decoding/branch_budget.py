@@ -22,9 +22,10 @@ from functools import lru_cache
 from itertools import accumulate
 
 from lopa.config import AUTO_BRANCHES
-from lopa.decoding.lookahead import wins_alone
+from lopa.decoding.lookahead import Scores, merge, wins_alone
 from lopa.decoding.outcome import Outcome
 from lopa.errors import ConfigError
+from lopa.types import BoolArray
 
 # Prior of the tokens that each choice gains over the one before. `auto` does well with it both on
 # `words`, where a round without branches brings five, and on `functions`, where it brings two
@@ -107,17 +108,18 @@ class BranchBudget:
     def observe(self, outcome: Outcome) -> None:
         """Learn what a round would have brought with each number of branches."""
         plan, winners = outcome.plan, [0]
+        merged: list[BoolArray | None] = []
         if outcome.selection is not None:
             config, scores = outcome.fill_rule.config, outcome.selection.allowed
             if config.accept == "exact":
                 winners = self.chain_ends(outcome.chain, len(outcome.drafts))
             else:
                 winners = self.winners(scores.tolist(), wins_alone(scores, outcome.drafts, config))
-        rows = sorted({*winners})
-        tokens = dict(zip(rows, outcome.brought(rows), strict=True))
+            if config.merge:
+                merged = _merged(outcome, scores, winners)
         # The prompt, which the first round has too, is no choice, and may be in the cache already.
         start = max(plan.start, outcome.view.offset) if plan.index == 1 else plan.start
-        self.learn([tokens[row] for row in winners], int((plan.row_ends - start).sum()))
+        self.learn(outcome.brought(winners, merged), int((plan.row_ends - start).sum()))
 
     def winners(self, scores: Sequence[float], lone: bool | None = None) -> list[int]:
         """The row that would have won with each choice that this round covers, in turn.
@@ -206,6 +208,18 @@ class BranchBudget:
                 self._lost += loss
                 best = 1
         return choices[best]
+
+
+def _merged(outcome: Outcome, scores: Scores, winners: list[int]) -> list[BoolArray | None]:
+    """What each of the winners takes from others, if there are no more branches than its choice."""
+    config, anchor = outcome.fill_rule.config, len(outcome.drafts)
+    counts = [*(k for k in AUTO_BRANCHES if k < anchor), anchor]
+    found = []
+    for count, winner in zip(counts, winners, strict=True):
+        among = scores.copy()
+        among[count:anchor] = -math.inf
+        found.append(merge(outcome.view, outcome.drafts, among, winner, config))
+    return found
 
 
 class _CostTable(dict[tuple[int, int], tuple[list[int], list[float]]]):

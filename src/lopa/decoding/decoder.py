@@ -15,7 +15,7 @@ import numpy as np
 
 from lopa.config import DecodeConfig
 from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME, BranchBudget, RoundCost
-from lopa.decoding.fill import FillRule
+from lopa.decoding.fill import FillRule, with_others
 from lopa.decoding.outcome import Outcome
 from lopa.decoding.policy import LookaheadPolicy, make_policy
 from lopa.decoding.record import make_record
@@ -164,7 +164,7 @@ class Decoder:
         winner = 0 if selection is None else selection.winner
         if winner < len(drafts):  # it becomes the anchor, its lookahead tokens included
             self._place(drafts[winner])
-        fills = self._fill(view, frame, winner)
+        fills = self._fill(view, frame, winner, None if selection is None else selection.merged)
         chain = [winner]
         if self.config.accept == "exact" and drafts:
             once = replace(frame, commit=0)  # what the round commits is committed by now
@@ -189,6 +189,7 @@ class Decoder:
             masks=fills.masks,
             columns=fills.columns,
             forced=fills.forced,
+            merged=fills.merged,
             spawned=self.drafts,
             fill_rule=self.fill_rule,
             step=fills.step,
@@ -212,18 +213,29 @@ class Decoder:
             self.tokens[placed.position] = placed.token
             self._masks[(placed.position - self.window.base) // self.window.size] -= 1
 
-    def _fill(self, view: RoundView, frame: Frame, row: int) -> _Fills:
-        """Fill the anchor, which is that row by now, and close the window."""
+    def _fill(
+        self, view: RoundView, frame: Frame, row: int, merged: BoolArray | None = None
+    ) -> _Fills:
+        """Fill the anchor, which is that row by now, and close the window.
+
+        merged: [N] what it is filled with beside what its own rule says.
+        """
         masks, step = self._masks.copy(), self._block_round
-        chosen, forced = self.fill_rule(view.cells(row, frame), step)
+        filled = self.fill_rule(view.cells(row, frame), step)
+        added = np.zeros(filled.chosen.size, np.bool_)
+        if merged is not None:
+            passed = filled.chosen & ~filled.forced
+            added = merged & view.masks[row] & ~passed.reshape(-1)
+            filled = with_others(filled, added)
+        chosen, forced = filled
         counts = np.add.reduce(chosen, axis=1, dtype=np.int64)
         for block, count in enumerate(counts.tolist(), frame.first):
             self._masks[block] -= count
         chosen = chosen.reshape(-1)
         columns = chosen.nonzero()[0]
-        filled = view.token[row][columns]
-        self.tokens[view.offset + columns] = filled
-        self.has_eos = self._eos_rows[row] or not self.eos_ids.isdisjoint(filled.tolist())
+        tokens = view.token[row][columns]
+        self.tokens[view.offset + columns] = tokens
+        self.has_eos = self._eos_rows[row] or not self.eos_ids.isdisjoint(tokens.tolist())
         self.window.close(frame, row, self._masks)
         self._block_round = step + 1 if self._masks[frame.first] else 0
         if self.config.early_stop:
@@ -233,7 +245,7 @@ class Decoder:
             # Tokens past max_new_tokens, in aligned blocks, are not needed.
             elif self.aligned and self.settled >= self.config.max_new_tokens:
                 self.finish = "length"
-        return _Fills(masks, step, chosen, columns, forced.reshape(-1))
+        return _Fills(masks, step, chosen, columns, forced.reshape(-1), added)
 
     def _reached(self, plan: Plan, frame: Frame) -> int | None:
         """The row of this round that is the very one a decoder without branches forwards next."""
@@ -300,3 +312,4 @@ class _Fills(NamedTuple):
     chosen: BoolArray
     columns: IntArray  # where it is
     forced: BoolArray
+    merged: BoolArray

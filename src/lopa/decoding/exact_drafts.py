@@ -1,10 +1,10 @@
 """Drafts for `accept="exact"`: the sets of tokens that the next round will most likely fill.
 
 A branch is taken only if it is exactly what the anchor's own fill rule leads to, so a draft is a
-whole set. Each mask is given its odds of being filled next, with the token that is predicted for it
-now, by a logistic regression on a few of the round's figures; masks are taken to be independent,
-and the drafts are the most probable sets (measurements/fit_exact_drafts.py has the fit). Sets for a
-round in which everything passes a little more or less easily are among them.
+whole set. Each mask has its odds of being filled next with the token that is predicted for it now,
+by a logistic regression on four figures of the round (measurements/fit_exact_drafts.py). With the
+masks taken as independent, the drafts are the most probable sets. Fills come in bursts: the same
+with all odds shifted up or down counts too.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from lopa.config import DecodeConfig
 from lopa.decoding.round_view import Anchor
 from lopa.types import BoolArray, Draft, FloatArray, IntArray, Lookahead
 
-# Log-odds: of the columns of `features`, and the constant.
-WEIGHTS = (1.11, 0.64, 3.15, -0.88, 0.63, -0.33)
-BIAS = -1.0
-SHIFTS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # of all log-odds at once: fills come in bursts
+# Log-odds that a mask is filled next: weights of the columns of `features`, and a constant.
+WEIGHTS = (1.47, 3.88, -0.94, -0.29)
+BIAS = 0.9
+SHIFTS = (-1.5, 0.0, 1.5)  # of all log-odds at once
 _MOST_FLIPS = 16  # masks with the most even odds, which sets differ in
 
 
@@ -37,32 +37,25 @@ class Candidates(NamedTuple):
     features: FloatArray  # [M, features]
 
 
-def candidates(anchor: Anchor) -> Candidates:
+def candidates(anchor: Anchor, threshold: float) -> Candidates:
     """What the round says of the masks that are left.
 
-    The row that has the most of the new anchor's tokens, and no other, is nearest to it.
+    Of all rows the one that has the most of the new anchor's tokens, and no others, tells best.
     """
-    view = anchor.view
+    view, columns = anchor.view, anchor.free.nonzero()[0]
     row, unseen = _nearest(anchor)
-    columns = anchor.free.nonzero()[0]
-    # A row that ends before the winner's does not tell of all masks.
-    told = view.masks[row, columns]
+    told = view.masks[row, columns]  # a shorter row does not tell of all masks
     token, max_prob, ranking = (
         np.where(told, x[row, columns], x[anchor.row, columns])
         for x in (view.token, view.max_prob, view.ranking)
     )
-    prob = np.clip(max_prob, 1e-3, 1 - 1e-3)
-    masks = anchor.free
-    left = np.concatenate([[True], ~masks[:-1]])[columns]
     new = unseen.nonzero()[0]
     distance = np.abs(columns[:, None] - new).min(axis=1, initial=view.size)
     features = np.stack(
         [
-            np.log(prob / (1 - prob)),
-            np.minimum(ranking, 0.0),
+            _logit(max_prob) - _logit(threshold),
             np.exp(-distance / 2),  # to the nearest token that the row has not seen
-            left,  # its left neighbour is filled
-            np.full(len(columns), len(new) == 1),
+            np.concatenate([[True], ~anchor.free[:-1]])[columns],  # its left neighbour is filled
             np.log1p(np.arange(len(columns))),  # masks to its left
         ],
         axis=1,
@@ -70,9 +63,15 @@ def candidates(anchor: Anchor) -> Candidates:
     return Candidates(columns, token, max_prob, ranking, features)
 
 
+def _logit(prob: FloatArray | float) -> FloatArray:
+    prob = np.clip(prob, 1e-3, 1 - 1e-3)
+    odds: FloatArray = np.log(prob / (1 - prob))
+    return odds
+
+
 def spawn(anchor: Anchor, config: DecodeConfig) -> list[Draft]:
     """The most probable sets of fills of the next round, the best first."""
-    found = candidates(anchor)
+    found = candidates(anchor, config.threshold)
     if not len(found.columns):
         return []
     odds = found.features @ np.array(WEIGHTS) + BIAS

@@ -96,6 +96,13 @@ def above_threshold(cells: Cells, threshold: float) -> Filled:
     return Filled(chosen, forced)
 
 
+def with_others(filled: Filled, others: BoolArray) -> Filled:
+    """Fill other masks too, [blocks · block size]; a block that has one of them forces nothing."""
+    added = others.reshape(filled.chosen.shape)
+    forced = filled.forced & ~np.logical_or.reduce(added, axis=-1, keepdims=True)
+    return Filled(filled.chosen & ~filled.forced | forced | added, forced)
+
+
 def best_and_threshold(cells: Cells, threshold: float) -> Filled:
     """Fast-dLLM: the best of each block, and every other mask at or above the threshold."""
     passed = cells.mask & (cells.max_prob >= threshold)

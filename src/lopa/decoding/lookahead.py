@@ -27,6 +27,7 @@ class Selection(NamedTuple):
     winner: int
     scores: Scores  # [R], higher is better
     refused: Mapping[int, str] = NOBODY  # rows that may not win, and why
+    merged: BoolArray | None = None  # [N] what the winner fills on the word of other branches
 
     @property
     def allowed(self) -> Scores:
@@ -133,6 +134,42 @@ def disagreements(view: RoundView, drafts: list[Draft], config: DecodeConfig) ->
             elif not max_prob[column] > least:
                 found[row] = f"anchor at most {least:g}"
     return found
+
+
+def merge(
+    view: RoundView, drafts: list[Draft], allowed: Scores, winner: int, config: DecodeConfig
+) -> BoolArray | None:
+    """[N] what the winner is filled with on the word of other branches that agree with it.
+
+    From the best-scored on, a branch joins if it and each one before it predict each other's
+    lookahead token, and it expects no other token where one before it is above the threshold. It
+    adds its lookahead token, and its own tokens above the threshold that all before it predict. To
+    predict takes a probability above `agreement`.
+
+    allowed: [R], −inf: left out. Drafts have one token each.
+    """
+    others = [row for row in range(len(drafts)) if row != winner and allowed[row] > -np.inf]
+    if winner == len(drafts) or not others:
+        return None
+    rows = [winner, *sorted(others, key=lambda row: -allowed[row])]
+    placed = [drafts[row][0] for row in rows]
+    columns = np.array([a.position for a in placed]) - view.offset
+    tokens = np.array([a.token for a in placed])
+    token, masks, max_prob = view.token[rows], view.masks[rows], view.max_prob[rows]
+    predicts = max_prob > config.agreement  # [B, N]; a position without a mask has no number
+    passed = passes(max_prob, config.threshold) & ~view.is_eos[rows]
+    expects = (token[:, columns] == tokens) & predicts[:, columns]  # [B, B] the other's lookahead
+    differs = token[:, None] != token  # [B, B, N]
+    conflicts = (passed[:, None] & masks & differs).any(axis=2)  # [B, B] with what the first fills
+    compatible = (expects & expects.T & ~conflicts).tolist()
+    merged = [0]
+    filled = np.zeros(view.masks.shape[1], np.bool_)
+    for row in range(1, len(rows)):
+        if all(compatible[other][row] for other in merged):
+            filled |= passed[row] & (predicts[merged] & ~differs[row, merged]).all(axis=0)
+            filled[columns[row]] = True
+            merged.append(row)
+    return filled if len(merged) > 1 else None
 
 
 def select(scores: Scores, refused: Mapping[int, str] = NOBODY) -> Selection:

@@ -5,6 +5,7 @@ The budget learns from it, a policy observes it, and the round's record is made 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,15 +32,16 @@ class Outcome:
     masks: list[int]  # of the winner by block, before the fills
     columns: IntArray  # of the view, that were filled
     forced: BoolArray  # [N] those of them that were forced
+    merged: BoolArray  # [N] those of them that the winner's own rule would not have filled
     spawned: list[Draft]  # drafts of the next round
     fill_rule: FillRule
     step: int  # how many rounds the first block had had
     prompt: int  # its length
 
-    def brought(self, rows: list[int]) -> list[int]:
+    def brought(self, rows: list[int], merged: Sequence[BoolArray | None] = ()) -> list[int]:
         """Tokens that each of these rows would bring as the winner, its draft included.
 
-        Those behind an EOS token do not count.
+        Those behind an EOS token do not count. merged: what each would take from others.
         """
         view, rule = self.view, self.fill_rule
         if rule.config.window == "pipeline":  # every row at once
@@ -50,6 +52,9 @@ class Outcome:
             fills = [rule(view.cells(row, self.frame), self.step) for row in rows]
             passed = np.stack([filled.chosen.ravel() for filled in fills])
             forced = np.zeros(len(rows), np.int64)
+        for row, others in enumerate(merged):
+            if others is not None:
+                passed[row] |= others & view.masks[rows[row]]
         over = passed & view.is_eos[rows]
         if any(self.has_eos):  # some are there already; those of a prompt are none
             columns = np.arange(view.offset, view.offset + passed.shape[1])

@@ -46,11 +46,19 @@ class ScoredPolicy:
 
 
 class AgreedPolicy(ScoredPolicy):
-    """`accept="agreed"`: the best score of the branches whose token the anchor still predicts."""
+    """`accept="agreed"`: the best score of the branches whose token the anchor still predicts.
+
+    With `merge` the winner takes the tokens of compatible branches along.
+    """
 
     def select(self, view: RoundView, drafts: list[Draft]) -> Selection:
-        scores = lookahead.score(view, drafts, self.config)
-        return lookahead.select(scores, lookahead.disagreements(view, drafts, self.config))
+        config = self.config
+        scores = lookahead.score(view, drafts, config)
+        found = lookahead.select(scores, lookahead.disagreements(view, drafts, config))
+        if not config.merge:
+            return found
+        merged = lookahead.merge(view, drafts, found.allowed, found.winner, config)
+        return found._replace(merged=merged)
 
 
 class ExactPolicy(ScoredPolicy):

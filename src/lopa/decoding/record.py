@@ -70,15 +70,11 @@ def _opinions(view: RoundView, draft: Draft) -> list[Opinion]:
 
 def _fills(outcome: Outcome) -> list[Fill]:
     view, row, columns = outcome.view, outcome.winner, outcome.columns
-    kind = outcome.fill_rule.kind
-    found = (
-        columns + view.offset,
-        view.token[row, columns],
-        view.max_prob[row, columns],
-        outcome.forced[columns],
-    )
-    listed = (x.tolist() for x in found)
-    return [Fill(p, t, m, "forced" if f else kind) for p, t, m, f in zip(*listed, strict=True)]
+    kinds = np.full(len(columns), outcome.fill_rule.kind, object)
+    kinds[outcome.merged[columns]] = "merged"
+    kinds[outcome.forced[columns]] = "forced"
+    found = columns + view.offset, view.token[row, columns], view.max_prob[row, columns], kinds
+    return [Fill(*each) for each in zip(*(x.tolist() for x in found), strict=True)]
 
 
 def _landscapes(masks: BoolArray, counts: IntArray, max_prob: FloatArray) -> list[str]:
