@@ -11,7 +11,7 @@ from made_up import EOS, MASK, MadeUp, new_decoder
 
 from lopa.config import DecodeConfig
 from lopa.decoding.decoder import Decoder
-from lopa.decoding.exact_drafts import _likely_sets
+from lopa.decoding.exact_drafts import bits, likely_sets
 from lopa.decoding.policy import ExactPolicy
 from lopa.decoding.round_view import Anchor
 from lopa.types import Draft, Lookahead, Plan, Round, Stats
@@ -161,9 +161,11 @@ def test_likely_sets_against_all_sets(seed: int) -> None:
     for members in itertools.product([False, True], repeat=7):
         inside = np.array(members)
         every.append(float(np.where(inside, chance, 1 - chance).prod()))
-    found = list(_likely_sets(odds, 20))
+    found = list(likely_sets(odds, 20))
     assert [c for c, _ in found] == pytest.approx(sorted(every, reverse=True)[:20])
-    for value, inside in found:
+    assert len({members for _, members in found}) == 20
+    for value, members in found:
+        inside = np.isin(np.arange(7), list(bits(members)))
         assert value == pytest.approx(float(np.where(inside, chance, 1 - chance).prod()))
 
 

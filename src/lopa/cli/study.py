@@ -32,6 +32,8 @@ from lopa.distributed.launch import is_main_rank
 from lopa.errors import ConfigError
 
 STUDIES = (
+    "accept",
+    "exact",
     "branches",
     "ablation",
     "order",
@@ -54,6 +56,7 @@ def study(
     parallel: ParallelOptions,
     decoding: DecodeOptions,
     task: Annotated[str, typer.Option(help="Built-in task: words or functions.")] = "words",
+    split: Annotated[str, typer.Option(help="Problems of the task: eval or held-out.")] = "eval",
     limit: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Seed of problems and sampling.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Problems decoded at once.")] = 1,
@@ -94,7 +97,7 @@ def study(
     config = decode_config(model, {**length, **decoding, "seed": seed})
     if config.decoder != "lopa" or config.most_branches == 0:
         raise ConfigError("the studies are about lookahead: use the lopa decoder with branches")
-    asked = problems(task, "eval", limit, seed)
+    asked = problems(task, split, limit, seed)
     costs: dict[str, Any] = {}
     if name == "simulation":
         from lopa.studies.simulation import read_costs
@@ -112,6 +115,7 @@ def study(
     experiment = import_module(f"lopa.studies.{name}")
     described: dict[str, Any] = {
         "task": task,
+        "split": split,
         "problems": limit,
         "seed": seed,
         "host": environment(llm) | _matmul_precision(llm),
@@ -161,11 +165,14 @@ def _report(name: str, folder: Path) -> None:
 
     path = folder / "samples.jsonl"
     run = described_in(path)
-    asked = problems(run["task"], "eval", run["problems"], run["seed"])
+    asked = problems(run["task"], run["split"], run["problems"], run["seed"])
     costs = run.get("costs", {})
     todo = Study(None, asked, run["settings"], run["seed"], SampleFile(path, run), costs=costs)
     findings = import_module(f"lopa.studies.{name}").run(todo)
-    options = f"--task {run['task']} --limit {run['problems']} --seed {run['seed']}"
+    options = (
+        f"--task {run['task']} --split {run['split']} --limit {run['problems']} "
+        f"--seed {run['seed']}"
+    )
     command = f"lopa study {name} {options} --out {shlex.quote(str(folder))}"
     _write_results(name, command, run, findings, folder)
 
@@ -184,7 +191,7 @@ def _write_results(
     if as_json:
         print(json.dumps(found, ensure_ascii=False))
     else:
-        print(f"{run['task']} (eval), {run['problems']} problems, seed {run['seed']}")
+        print(f"{run['task']} ({run['split']}), {run['problems']} problems, seed {run['seed']}")
         print_table(*experiment.table(findings))
         print(experiment.reading(findings))
     _plot(experiment, findings, folder / name)

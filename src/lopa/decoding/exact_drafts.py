@@ -36,6 +36,14 @@ class Candidates(NamedTuple):
     ranking: FloatArray
     features: FloatArray  # [M, features]
 
+    def lookahead(self, index: int, anchor: Anchor) -> Lookahead:
+        return Lookahead(
+            anchor.view.offset + int(self.columns[index]),
+            int(self.token[index]),
+            float(self.ranking[index]),
+            float(self.max_prob[index]),
+        )
+
 
 def candidates(anchor: Anchor, threshold: float) -> Candidates:
     """What the round says of the masks that are left.
@@ -75,29 +83,29 @@ def spawn(anchor: Anchor, config: DecodeConfig) -> list[Draft]:
     if not len(found.columns):
         return []
     odds = found.features @ np.array(WEIGHTS) + BIAS
-    blocks = found.columns // anchor.view.size
-    best = _best_of_blocks(blocks, found.ranking, anchor.may_force)
-    chances: dict[tuple[int, ...], float] = {}
+    forced = _forced(found, anchor)
+    chances: dict[int, float] = {}  # by set, a bit for each candidate
     for shift in SHIFTS:
-        for chance, chosen in _likely_sets(odds + shift, config.most_branches + 1):
-            for block, index in best:  # a fully activated block forces its best
-                if not chosen[blocks == block].any():
-                    chosen[index] = True
-            members = tuple(chosen.nonzero()[0].tolist())
+        for chance, members in likely_sets(odds + shift, config.most_branches + 1):
+            for block, best in forced:
+                if not members & block:
+                    members |= best
             if members:
                 chances[members] = chances.get(members, 0.0) + chance
-    ranked = sorted(chances, key=lambda members: -chances[members])
-    listed = zip(
-        (found.columns + anchor.view.offset).tolist(),
-        found.token.tolist(),
-        found.ranking.tolist(),
-        found.max_prob.tolist(),
-        strict=True,
-    )
-    lookaheads = [Lookahead(*each) for each in listed]
-    return [
-        tuple(lookaheads[index] for index in members) for members in ranked[: config.most_branches]
-    ]
+    ranked = sorted(chances, key=lambda members: -chances[members])[: config.most_branches]
+    return [tuple(found.lookahead(index, anchor) for index in bits(members)) for members in ranked]
+
+
+def as_bits(members: BoolArray) -> int:
+    return int.from_bytes(np.packbits(members, bitorder="little").tobytes(), "little")
+
+
+def bits(members: int) -> Iterator[int]:
+    """The numbers of the bits that are set, from the lowest on."""
+    while members:
+        lowest = members & -members
+        yield lowest.bit_length() - 1
+        members ^= lowest
 
 
 def _nearest(anchor: Anchor) -> tuple[int, BoolArray]:
@@ -117,37 +125,36 @@ def _nearest(anchor: Anchor) -> tuple[int, BoolArray]:
     return best, unseen
 
 
-def _best_of_blocks(
-    blocks: IntArray, ranking: FloatArray, may_force: BoolArray
-) -> list[tuple[int, int]]:
-    """(block, index of its best mask) of each fully activated block."""
-    found = []
-    for block in np.unique(blocks).tolist():
-        if block < len(may_force) and may_force[block]:
-            inside = (blocks == block).nonzero()[0]
-            found.append((block, int(inside[ranking[inside].argmax()])))
-    return found
+def _forced(found: Candidates, anchor: Anchor) -> list[tuple[int, int]]:
+    """Of each fully activated block: the set of its masks, and of its best one, which is forced."""
+    blocks = found.columns // anchor.view.size
+    sets = []
+    for block in anchor.may_force.nonzero()[0].tolist():
+        inside = blocks == block
+        if inside.any():
+            best = int(np.where(inside, found.ranking, -math.inf).argmax())
+            sets.append((as_bits(inside), 1 << best))
+    return sets
 
 
-def _likely_sets(odds: FloatArray, count: int) -> Iterator[tuple[float, BoolArray]]:
-    """The most probable sets of independent masks, the best first: (probability, [M] members)."""
-    likely = odds > 0
+def likely_sets(odds: FloatArray, count: int) -> Iterator[tuple[float, int]]:
+    """The most probable sets of independent masks, the best first: (probability, bits)."""
     costs = np.abs(odds)
-    chance = float(np.exp(-np.log1p(np.exp(-costs)).sum()))
-    order = costs.argsort(kind="stable")[:_MOST_FLIPS]
-    flips = costs[order].tolist()
-    yield chance, likely.copy()
-    # Subsets of flips by their sum: each is made from a cheaper one by adding the next flip, or by
-    # putting the next in place of the last.
-    heap: list[tuple[float, tuple[int, ...]]] = [(flips[0], (0,))]
+    chance = math.exp(-float(np.log1p(np.exp(-costs)).sum()))
+    likely = as_bits(odds > 0)
+    order = costs.argsort(kind="stable")[:_MOST_FLIPS].tolist()
+    flips = [(float(costs[index]), 1 << index) for index in order]
+    yield chance, likely
+    # Sets of flips by their sum: each is made from a cheaper one by adding the next flip, or by
+    # putting the next in place of the last. (sum, number of the last, flipped bits)
+    heap = [(flips[0][0], 0, flips[0][1])]
     for _ in range(count - 1):
         if not heap:
             return
-        cost, members = heapq.heappop(heap)
-        chosen = likely.copy()
-        chosen[order[list(members)]] ^= True
-        yield chance * math.exp(-cost), chosen
-        last = members[-1]
+        cost, last, flipped = heapq.heappop(heap)
+        yield chance * math.exp(-cost), likely ^ flipped
         if last + 1 < len(flips):
-            heapq.heappush(heap, (cost + flips[last + 1], (*members, last + 1)))
-            heapq.heappush(heap, (cost - flips[last] + flips[last + 1], (*members[:-1], last + 1)))
+            more, bit = flips[last + 1]
+            heapq.heappush(heap, (cost + more, last + 1, flipped | bit))
+            before, old = flips[last]
+            heapq.heappush(heap, (cost - before + more, last + 1, flipped ^ old | bit))

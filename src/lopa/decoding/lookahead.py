@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -93,7 +94,7 @@ def _fills(view: RoundView, drafts: list[Draft], config: DecodeConfig) -> Scores
     """
     passed = passes(view.max_prob, config.threshold) & view.masks & ~view.is_eos
     fills: Scores = np.where(passed, view.max_prob, 0.0).sum(axis=1, dtype=np.float64)
-    placed = np.array([min(a.max_prob for a in draft) for draft in drafts])
+    placed = np.array([min([a.max_prob for a in draft]) for draft in drafts])
     # The lookahead token itself counts. But a branch without rivals would nearly always win by it,
     # right or wrong (docs/results.md): if nobody asks whether the anchor agrees, it has to bring
     # more than the anchor without.
@@ -148,27 +149,32 @@ def merge(
 
     allowed: [R], −inf: left out. Drafts have one token each.
     """
-    others = [row for row in range(len(drafts)) if row != winner and allowed[row] > -np.inf]
-    if winner == len(drafts) or not others:
+    if winner == len(drafts):
         return None
-    rows = [winner, *sorted(others, key=lambda row: -allowed[row])]
+    scores = allowed.tolist()
+    others = [row for row in range(len(drafts)) if row != winner and scores[row] > -math.inf]
+    rows = np.array([winner, *sorted(others, key=lambda row: -scores[row])])
     placed = [drafts[row][0] for row in rows]
-    columns = np.array([a.position for a in placed]) - view.offset
-    tokens = np.array([a.token for a in placed])
-    token, masks, max_prob = view.token[rows], view.masks[rows], view.max_prob[rows]
-    predicts = max_prob > config.agreement  # [B, N]; a position without a mask has no number
-    passed = passes(max_prob, config.threshold) & ~view.is_eos[rows]
-    expects = (token[:, columns] == tokens) & predicts[:, columns]  # [B, B] the other's lookahead
-    differs = token[:, None] != token  # [B, B, N]
-    conflicts = (passed[:, None] & masks & differs).any(axis=2)  # [B, B] with what the first fills
-    compatible = (expects & expects.T & ~conflicts).tolist()
+    columns = np.array([a.position - view.offset for a in placed])
+    pairs = rows[:, None], columns  # [B, B]
+    expects = view.token[pairs] == np.array([a.token for a in placed])
+    expects &= view.max_prob[pairs] > config.agreement
+    mutual = (expects & expects.T).tolist()
     merged = [0]
     filled = np.zeros(view.masks.shape[1], np.bool_)
-    for row in range(1, len(rows)):
-        if all(compatible[other][row] for other in merged):
-            filled |= passed[row] & (predicts[merged] & ~differs[row, merged]).all(axis=0)
-            filled[columns[row]] = True
-            merged.append(row)
+    for index in range(1, len(rows)):
+        if not all(mutual[before][index] for before in merged):
+            continue
+        row, before = rows[index], rows[merged]
+        same = view.token[before] == view.token[row]  # [merged, N]
+        passed = passes(view.max_prob[before], config.threshold) & ~view.is_eos[before]
+        if (passed & view.masks[row] & ~same).any():
+            continue
+        own = passes(view.max_prob[row], config.threshold) & ~view.is_eos[row]
+        own &= (same & (view.max_prob[before] > config.agreement)).all(axis=0)
+        filled |= own
+        filled[columns[index]] = True
+        merged.append(index)
     return filled if len(merged) > 1 else None
 
 

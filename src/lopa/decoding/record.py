@@ -55,17 +55,19 @@ def _branches(outcome: Outcome) -> list[Branch]:
         counts.tolist(),
         outcome.frame.row_ends,
         outcome.has_eos,
-        [_opinions(view, draft) for draft in (*outcome.drafts, ())],
+        _opinions(view, outcome.drafts),
         [refused.get(row, "") for row in range(len(scores))],
         _landscapes(view.masks, counts, view.max_prob),
     )
     return [Branch(*row) for row in zip(*by_row, strict=True)]
 
 
-def _opinions(view: RoundView, draft: Draft) -> list[Opinion]:
-    columns = [a.position - view.offset for a in draft]
+def _opinions(view: RoundView, drafts: list[Draft]) -> list[list[Opinion]]:
+    """Of each row; nobody asks the anchor about itself."""
+    columns = [a.position - view.offset for draft in drafts for a in draft]
     found = view.token[-1, columns].tolist(), view.max_prob[-1, columns].tolist()
-    return [Opinion(*each) for each in zip(*found, strict=True)]
+    each = (Opinion(*opinion) for opinion in zip(*found, strict=True))
+    return [[next(each) for _ in draft] for draft in drafts] + [[]]
 
 
 def _fills(outcome: Outcome) -> list[Fill]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lopa.config import PAPER
+from lopa.config import PAPER, USUAL
 from lopa.evaluation import plots
 from lopa.evaluation.sample import figures
 from lopa.studies.study import Findings, Setting, Study, Table
@@ -13,6 +13,7 @@ from lopa.studies.wording import accuracy, points, share
 PLAIN, PUBLISHED, NO_EOS = "no lookahead", "LoPA, published", "LoPA, no EOS lookahead"
 WINNER, POSITIONS = "random winner", "random positions"
 LAST = "least confident positions"
+SCORE, AGREED, DEFAULT = "LoPA, score fills", "LoPA, agreed", "LoPA, agreed and merged"
 
 
 def run(study: Study) -> Findings:
@@ -24,6 +25,9 @@ def run(study: Study) -> Findings:
             Setting(LAST, PAPER, LAST),
             Setting(PUBLISHED, PAPER),
             Setting(NO_EOS, {**PAPER, "lookahead_eos": False}),
+            Setting(SCORE, {"accept": "score"}),
+            Setting(AGREED, {**USUAL, "merge": False}),
+            Setting(DEFAULT, USUAL),
         ]
     )
     return {

@@ -1,8 +1,7 @@
 """Does `auto` trade accuracy for tokens per forward better than a fixed k?
 
-One curve along the threshold for each fixed k under the published rules, and for auto under the
-published rules, under these without lookahead at EOS, and under the default ones; one more for as
-many branches as auto may take, under the default rules. The AUP of a curve is its score.
+One curve along the threshold for each fixed k under the published rules and under the default
+ones, and one for auto under the default rules. The AUP of a curve is its score.
 """
 
 from __future__ import annotations
@@ -17,16 +16,14 @@ from lopa.studies.study import Findings, Setting, Study, Table
 from lopa.studies.wording import accuracy, times
 
 THRESHOLDS = (0.95, 0.9, 0.85, 0.8)
-FIXED = (1, 3, 7, 14)
+FIXED = (7, 14)
+DEFAULT = (7, 15)
 AUTO_DEFAULT = "auto, default"
 AUTO = {"branches": "auto", "objective": "tpf"}  # forwards are what AUP counts
-NO_EOS = {**PAPER, "lookahead_eos": False}
 ARMS: dict[str, dict[str, Any]] = {
     "D2F": {**PAPER, "branches": 0},
     **{f"k = {k}, published": {**PAPER, "branches": k} for k in FIXED},
-    "k = 15, default": {**USUAL, "branches": 15},  # the most that auto may take
-    "auto, published": {**PAPER, **AUTO},
-    "auto, no EOS lookahead": {**NO_EOS, **AUTO},
+    **{f"k = {k}, default": {**USUAL, "branches": k} for k in DEFAULT},
     AUTO_DEFAULT: {**USUAL, **AUTO},
 }
 

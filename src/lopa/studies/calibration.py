@@ -1,5 +1,7 @@
 """What does a branch's score predict, and how confident must a lookahead token be?
 
+All with `accept="score"`, but for the last part.
+
 Scores: all definitions are computed on the same rounds, those of the settings given. *Within* a
 round: over its branches, the score against the tokens that each would fill now if it won. *Ahead*:
 over rounds, the winner's score against the tokens of the next round. And each definition decodes
@@ -7,6 +9,8 @@ the problems itself.
 
 Floors: the problems again under each floor on a lookahead token's probability, by the score `mean`.
 The one with the most tokens per forward weighted by accuracy, as AUP weights it, is the guard.
+
+Agreement: the problems under `accept="agreed"`, by what the anchor's probability must be above.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from lopa.config import DecodeConfig, ScoreName
+from lopa.config import USUAL, DecodeConfig, ScoreName
 from lopa.evaluation import plots
 from lopa.evaluation.aup import weighed
 from lopa.evaluation.sample import Sample, figures
@@ -24,18 +28,20 @@ from lopa.studies.wording import accuracy, number
 
 SCORES: tuple[ScoreName, ...] = get_args(ScoreName)
 FLOORS = (0.1, 0.2, 0.3, 0.5)
+AGREEMENTS = (0.05, 0.1, 0.2, 0.3, 0.5)
 UNWEIGHED = "fills, α 0"
 
 
 def run(study: Study) -> Findings:
-    free = {"lookahead_floor": 0.0}
+    free = {"accept": "score", "lookahead_floor": 0.0}
     plain = Setting("no lookahead", {"branches": 0})
     by_score = {name: free | _scored_by(name) for name in SCORES}
     seen = Setting("mean", by_score["mean"], "observed")
     others = [Setting(name, by_score[name]) for name in SCORES if name != "mean"]
     unweighed = Setting(UNWEIGHED, {**by_score["fills"], "creation_weight": 0.0})
     floors = [Setting(f"floor {f:g}", {**by_score["mean"], "lookahead_floor": f}) for f in FLOORS]
-    samples = study.decode([plain, seen, *others, unweighed, *floors])
+    agreed = [Setting(f"agreement {a:g}", {**USUAL, "agreement": a}) for a in AGREEMENTS]
+    samples = study.decode([plain, seen, *others, unweighed, *floors, *agreed])
     found = {name: figures(some) for name, some in samples.items()}
     notes = [sample.notes for sample in samples["mean"] if sample.notes is not None]
     by_floor = {"0": found["mean"]}
@@ -46,6 +52,7 @@ def run(study: Study) -> Findings:
         "scores": {name: _predicts(name, notes) | {"decoded": found[name]} for name in SCORES},
         "unweighed": found[UNWEIGHED],
         "floors": by_floor,
+        "agreements": {s.name: found[s.name] for s in agreed if s.name in found},
         "placed": _placed(samples["mean"]),
         "guard": guard(by_floor, found["no lookahead"]),
     }
@@ -53,7 +60,8 @@ def run(study: Study) -> Findings:
 
 def _scored_by(name: ScoreName) -> dict[str, Any]:
     """A score with its own usual weight of the lookahead token."""
-    return {"score": name, "creation_weight": DecodeConfig(score=name).creation_weight}
+    usual = DecodeConfig(accept="score", score=name)
+    return {"score": name, "creation_weight": usual.creation_weight}
 
 
 def guard(by_floor: Mapping[str, Any], plain: Mapping[str, Any]) -> float:
@@ -121,6 +129,7 @@ def table(findings: Findings) -> Table:
     for floor, f in findings["floors"].items():
         if float(floor):
             rows.append((f"floor {floor}", "", "", "", *_decoded(f)))
+    rows += [(name, "", "", "", *_decoded(f)) for name, f in findings["agreements"].items()]
     return heads, rows
 
 
