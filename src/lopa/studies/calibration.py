@@ -28,7 +28,7 @@ UNWEIGHED = "fills, α 0"
 
 
 def run(study: Study) -> Findings:
-    free = {"lookahead_floor": 0.0}
+    free = {"accept": "score", "lookahead_floor": 0.0}
     plain = Setting("no lookahead", {"branches": 0})
     by_score = {name: free | _scored_by(name) for name in SCORES}
     seen = Setting("mean", by_score["mean"], "observed")
@@ -53,7 +53,10 @@ def run(study: Study) -> Findings:
 
 def _scored_by(name: ScoreName) -> dict[str, Any]:
     """A score with its own usual weight of the lookahead token."""
-    return {"score": name, "creation_weight": DecodeConfig(score=name).creation_weight}
+    return {
+        "score": name,
+        "creation_weight": DecodeConfig(accept="score", score=name).creation_weight,
+    }
 
 
 def guard(by_floor: Mapping[str, Any], plain: Mapping[str, Any]) -> float:

@@ -86,7 +86,7 @@ class Study:
     costs: Mapping[str, Any] = field(default_factory=dict)  # points of a round's, by device
 
     def config(self, **changes: Any) -> DecodeConfig:
-        return DecodeConfig(**{**self.options, **changes})
+        return DecodeConfig(**self.options).changed(**changes)
 
     @property
     def model(self) -> LLM:
