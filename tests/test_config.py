@@ -74,6 +74,14 @@ def test_defaults_by_decoder() -> None:
         ({"score_window": 3}, "score_window is not used by the lopa decoder with score fills"),
         ({"score": "fills", "score_fraction": 0.5}, "with score fills"),
         ({"decoder": "sdar", "append_at": 0.5}, "append_at is not used by the sdar decoder"),
+        ({"accept": "any"}, "accept must be one of score, agreed, exact"),
+        ({"agreement": 1.5}, "agreement"),
+        ({"agreement_ahead": -0.1}, "agreement_ahead"),
+        ({"accept": "score", "agreement": 0.2}, "with accept score"),
+        ({"early_stop": False, "agreement": 0.2}, "with accept score"),
+        ({"accept": "exact", "score": "fills"}, "with accept exact"),
+        ({"accept": "exact", "lookahead_floor": 0.2}, "with accept exact"),
+        ({"decoder": "d2f", "accept": "agreed"}, "belongs to lopa"),
     ],
 )
 def test_refused(options: dict[str, Any], named: str) -> None:
@@ -130,7 +138,7 @@ def test_presets(task: str, published: tuple[float, ...]) -> None:
     assert c.max_new_tokens == 512
     assert c.temperature == 0
     assert c.ranking == ("max_prob" if task.endswith("+") else "neg_entropy")
-    assert (c.score, c.lookahead_floor, c.lookahead_eos) == ("mean", 0.0, True)
+    assert (c.accept, c.score, c.lookahead_floor, c.lookahead_eos) == ("score", "mean", 0.0, True)
 
 
 def test_the_paper_in_general() -> None:
@@ -138,14 +146,27 @@ def test_the_paper_in_general() -> None:
     assert set(PRESETS) == {"paper", *tasks}
     assert DecodeConfig.preset("paper", max_new_tokens=256) == DecodeConfig(**PAPER)
     usual = DecodeConfig()
-    assert (usual.score, usual.creation_weight, usual.lookahead_eos) == ("fills", 0.5, False)
+    assert (usual.accept, usual.score, usual.lookahead_eos) == ("agreed", "fills", False)
+    assert DecodeConfig(accept="score").creation_weight == 0.5
     assert DecodeConfig(score="mean").creation_weight == 0.0  # each score has its own
     assert DecodeConfig.preset("gsm8k", score="fills").creation_weight == 0.5
     assert DecodeConfig.preset("gsm8k", score="fills", creation_weight=0.1).creation_weight == 0.1
     parity = DecodeConfig(early_stop=False)
     assert (parity.score, parity.creation_weight, parity.lookahead_eos) == ("mean", 0.0, True)
+    assert (parity.accept, parity.agreement) == ("score", None)
     assert not DecodeConfig(early_stop=False, lookahead_eos=False).lookahead_eos
     assert parity == DecodeConfig.preset("paper", max_new_tokens=256, early_stop=False)
+
+
+@pytest.mark.parametrize("accept", ["score", "agreed", "exact"])
+def test_every_way_to_accept_has_its_own_options(accept: Any) -> None:
+    config = DecodeConfig(accept=accept, branches=3, threshold=0.8)
+    settings = config.settings()
+    assert DecodeConfig(**settings) == config
+    assert ("agreement" in settings, "score" in settings) == (accept == "agreed", accept != "exact")
+    for other in ("score", "agreed", "exact"):
+        changed = config.changed(accept=other)
+        assert changed == DecodeConfig(accept=other, branches=3, threshold=0.8)  # type: ignore[arg-type]
 
 
 def test_numbers_of_other_libraries() -> None:

@@ -10,8 +10,9 @@ That takes some minutes. It keeps problems that are answered rightly and whose r
 by a hair in: another processor rounds otherwise, which moves logits by some 1e-5, so a run counts
 only if it stays the same with every weight changed by 1e-4 of itself, at random, which moves them
 by some 3e-3. The smallest margins that its trace shows are kept with it, and are at least MARGIN:
-between the best two scores, between neighbours among lookaheads, and from the threshold to the
-least probable token above it.
+between the best two scores of branches that may win, from the probability that the anchor gives a
+lookahead token to the least at which it agrees, between neighbours among lookaheads, and from the
+threshold to the least probable token above it.
 """
 
 from __future__ import annotations
@@ -82,16 +83,23 @@ def test_looking_ahead_needs_fewer_rounds() -> None:
 
 def margins(output: Output) -> dict[str, float]:
     """Scores that tie are left out: a branch without rivals ties where neither brings a token."""
+    config = output.config
+    agreements = {config.agreement, config.agreement_ahead} if config.accept == "agreed" else ()
     scores: list[float] = []
+    agreed: list[float] = []
     ranked: list[float] = []
     above: list[float] = []
     for record in output.trace.rounds:
-        best = sorted((branch.score for branch in record.branches), reverse=True)[:2]
+        allowed = [branch for branch in record.branches if not branch.refused]
+        best = sorted((branch.score for branch in allowed), reverse=True)[:2]
         scores += [a - b for a, b in pairwise(best) if a - b > 1e-300]
-        ranked += [a.confidence - b.confidence for a, b in pairwise(record.spawned)]
-        threshold = output.config.threshold
-        above += [f.max_prob - threshold for f in record.fills if f.kind == "threshold"]
-    named = {"score": scores, "lookahead": ranked, "threshold": above}
+        for branch in record.branches:
+            for ahead, opinion in zip(branch.lookaheads, branch.anchor, strict=True):
+                if opinion.token == ahead.token:
+                    agreed += [abs(opinion.max_prob - least) for least in agreements]
+        ranked += [a.confidence - b.confidence for (a,), (b,) in pairwise(record.spawned)]
+        above += [f.max_prob - config.threshold for f in record.fills if f.kind == "threshold"]
+    named = {"score": scores, "agreement": agreed, "lookahead": ranked, "threshold": above}
     return {name: float(f"{min(values):.1e}") for name, values in named.items() if values}
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import threading
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lopa import LLM, DecodeConfig, LopaError, trace
+from lopa.types import Lookahead, Opinion
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +25,32 @@ def test_round_trip(llm: LLM, tmp_path: Path, decoder: str) -> None:
     assert trace.read(path) == made
     assert [p.name for p in tmp_path.iterdir()] == ["run.jsonl"]
     assert len(path.read_text().splitlines()) == len(made.rounds) + 2
+
+
+@pytest.mark.parametrize("accept", ["score", "agreed", "exact"])
+def test_round_trip_of_drafts_and_refusals(llm: LLM, tmp_path: Path, accept: str) -> None:
+    config = DecodeConfig(max_new_tokens=32, block_size=8, threshold=0.5, accept=accept)  # type: ignore[arg-type]
+    made = llm.generate("Hello there", config).trace
+    trace.write(made, tmp_path / "run.jsonl")
+    found = trace.read(tmp_path / "run.jsonl")
+    assert found == made
+    branches = [branch for record in found.rounds for branch in record.branches]
+    drafts = [draft for record in found.rounds for draft in record.spawned]
+    assert {len(branch.anchor) - len(branch.lookaheads) for branch in branches} == {0}
+    assert any(branch.refused for branch in branches) == (accept != "score")
+    assert any(len(draft) > 1 for draft in drafts) == (accept == "exact")
+    assert all(isinstance(a, Lookahead) for draft in drafts for a in draft)
+    assert all(isinstance(o, Opinion) for branch in branches for o in branch.anchor)
+
+
+def test_files_of_another_version_are_refused(llm: LLM, tmp_path: Path) -> None:
+    made = llm.generate("Hello", DecodeConfig(max_new_tokens=32)).trace
+    first, *others = trace.lines(made)
+    assert '"version":2' in first.replace(" ", "")
+    old = json.dumps({**json.loads(first), "version": 1})
+    (tmp_path / "old.jsonl").write_text("\n".join([old, *others]))
+    with pytest.raises(LopaError, match="version 1 where 2 is read"):
+        trace.read(tmp_path / "old.jsonl")
 
 
 def test_failed_write_leaves_the_old_file(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +15,9 @@ from lopa.types import Plan, Stats, Trace
 MASK, EOS, VOCAB = 999, 998, 400
 
 
-def large_trace(path: Path, tokens: int = 512, branches: int = 15) -> Trace:
+def large_trace(path: Path, tokens: int = 512, branches: int = 15, **options: Any) -> Trace:
     rng = np.random.default_rng(0)
-    config = DecodeConfig(branches=branches, max_new_tokens=tokens, early_stop=False)
+    config = DecodeConfig(branches=branches, max_new_tokens=tokens, early_stop=False, **options)
     prompt = rng.integers(0, VOCAB, 96).tolist()
     decoder = Decoder(config, prompt, mask_id=MASK, eos_ids=[EOS], shift=True)
     made = Trace(prompt, config.settings())

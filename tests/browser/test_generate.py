@@ -109,6 +109,18 @@ def test_settings_and_their_errors(open_page: OpenPage) -> None:
     assert address["max_new_tokens"] == ["512"]
     assert "threshold" not in address  # published, but also the default
 
+    # So has each way to accept branches.
+    field(page, "preset").select_option("")
+    field(page, "decoder").select_option("")
+    page.locator("#view-generate summary", has_text="Lookahead").click()
+    scored = {"score", "creation_weight"}
+    agreed = {"agreement", "agreement_ahead"}
+    for accept, offered in {"": scored | agreed, "score": scored, "exact": set()}.items():
+        field(page, "accept").select_option(accept)
+        for name in scored | agreed:
+            expect(field(page, name)).to_be_visible(visible=name in offered)
+    field(page, "accept").select_option("")
+
     # What the server refuses is said at the field.
     field(page, "preset").select_option("")
     field(page, "branches").fill("500")

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
-from playwright.sync_api import Page
+import pytest
+from playwright.sync_api import Page, expect
 from synthetic import large_trace
+
+from lopa import trace
+from lopa.types import BlockView, Branch, Fill, Lookahead, Opinion, Round, Trace
 
 OpenPage = Callable[..., Page]
 
@@ -52,8 +57,13 @@ def test_metrics_and_visible_text(open_page: OpenPage) -> None:
     ]
 
 
-def test_landscapes_stand_where_the_masks_are(open_page: OpenPage, tmp_path: Path) -> None:
-    made = large_trace(tmp_path / "large.jsonl")
+@pytest.mark.parametrize("accept", ["score", "agreed", "exact"])
+def test_landscapes_stand_where_the_masks_are(
+    open_page: OpenPage, tmp_path: Path, accept: str
+) -> None:
+    made = large_trace(tmp_path / "large.jsonl", tokens=128, accept=accept)
+    if accept == "exact":
+        assert any(len(b.lookaheads) > 1 for record in made.rounds for b in record.branches)
     counts = open_page().evaluate(
         """async (text) => {
           const { readTrace, landscape } = await import("/playground/trace.js");
@@ -62,10 +72,130 @@ def test_landscapes_stand_where_the_masks_are(open_page: OpenPage, tmp_path: Pat
             const { places } = run.masksBefore(i + 1);
             return record.branches.map((branch) => [
               landscape(branch).length,
-              places.filter((p) => p < branch.end && p !== branch.lookahead?.position).length,
+              places.filter(
+                (p) => p < branch.end && !branch.lookaheads.some((a) => a.position === p),
+              ).length,
             ]);
           });
         }""",
         (tmp_path / "large.jsonl").read_text(),
     )
     assert counts == [[[b.masks, b.masks] for b in record.branches] for record in made.rounds]
+
+
+def refusing_trace() -> Trace:
+    """Two rounds of one block of eight: tokens 1, 2, … are ‘a’, ‘b’, …"""
+    ahead = [Lookahead(2 + p, 1 + p, -0.5, 0.6 - p / 10) for p in range(5)]
+    drafts = [ahead[:1], ahead[1:2], ahead[:4]]
+    other, same = Opinion(9, 0.7), [Opinion(a.token, 0.5) for a in ahead]
+    block = BlockView(2, 10, "active", 8)
+    first = Round(1, 0, 0, 2, [Branch([], 0.0, 8, 10, False)], 0, [], drafts, [block])
+    branches = [
+        Branch(drafts[0], 3.0, 7, 10, False, [other], "anchor predicts another token", "80" * 7),
+        Branch(drafts[1], 1.0, 7, 10, False, same[1:2], "", "80" * 7),
+        Branch(drafts[2], 2.0, 4, 10, False, same[:4], "", "80" * 4),
+        Branch([], 0.0, 8, 10, False, [], "", "80" * 8),
+    ]
+    fills = [Fill(6 + p, 5 + p, 0.95, "threshold") for p in range(4)]
+    second = Round(2, 2, 2, 0, branches, 2, fills, [], [block])
+    pieces = {token: "-abcdefghi"[token] for token in range(10)}
+    return Trace([0, 0], {"accept": "agreed"}, [first, second], list(range(1, 9)), "length", pieces)
+
+
+def test_several_lookaheads_and_a_refusal(open_page: OpenPage, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    made = refusing_trace()
+    trace.write(made, path)
+    assert trace.read(path) == made
+    page = open_page()
+    page.locator("#file").set_input_files(path)
+    expect(page.locator("#status")).to_contain_text("Finished")
+
+    # All tokens of the winner are its own, and the others of the round are fills.
+    kinds = page.locator("#grid .cell.filled")
+    assert kinds.all_inner_texts() == list("abcdefgh")
+    assert page.locator("#grid .cell.lookahead").all_inner_texts() == list("abcd")
+
+    lanes = page.locator("#lanes .lane:visible:not(.heads)")
+    texts = [" ".join(text.split()) for text in lanes.locator(".ahead").all_inner_texts()]
+    assert texts == [
+        "‘a’ at +0 refused: anchor predicts another token",
+        "‘b’ at +1",
+        "‘a’ ‘b’ +2 more from +0 won",
+        "anchor",
+    ]
+    assert lanes.locator(".prob").all_inner_texts() == ["60.0 %", "50.0 %", "≥ 30.0 %", ""]
+    assert lanes.locator(".anchor .box").all_text_contents() == ["‘i’", "50.0 %", "≥ 50.0 %", ""]
+    assert page.locator("#lanes .anchor .other").count() == 1
+    assert [c.split()[-1] for c in lanes.evaluate_all("(all) => all.map((e) => e.className)")] == [
+        *("refused", "lane", "won", "lane")
+    ]
+    expect(page.locator("#story")).to_have_text(
+        "3 lookaheads and the anchor in one forward, 1 refused. Lookahead 3, ‘a’ ‘b’ +2 more "
+        "(at least 30.0 %), won: score 2.00, anchor 0.00; 4 tokens filled."
+    )
+    # The strip shows where all of its tokens are, and pointing at the lane the grid does.
+    marks = lanes.locator("canvas").evaluate_all(
+        """async (all) => {
+          const { landscapeColours } = await import("/playground/colour.js");
+          const { ahead } = landscapeColours();
+          return all.map((canvas) => {
+            const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, 1);
+            const pixels = [...new Int32Array(data.buffer)];
+            return pixels.flatMap((pixel, index) => (pixel === ahead ? [index] : []));
+          });
+        }"""
+    )
+    assert marks == [[0], [1], [0, 1, 2, 3], []]
+    lanes.nth(2).hover()
+    assert page.locator("#grid .cell.pointed").all_inner_texts() == list("abcd")
+
+    # Before that round its masks show the drafts, each position once.
+    page.locator("#step-back").click()
+    assert page.locator("#grid .cell.candidate").all_inner_texts() == list("abcd")
+    page.locator("#grid .cell.candidate").first.hover()
+    expect(page.get_by_role("tooltip")).to_contain_text("2 of 3")
+
+
+def test_the_story_of_exact(open_page: OpenPage, tmp_path: Path) -> None:
+    made = refusing_trace()
+    made.settings = {"accept": "exact"}
+    anchor_alone = refusing_trace().rounds[1]
+    anchor_alone.winner, anchor_alone.fills = 3, [Fill(2, 1, 0.95, "threshold")]
+    for branch in anchor_alone.branches[:-1]:
+        branch.refused = "not what the anchor fills"
+    trace.write(made, tmp_path / "exact.jsonl")
+    stories = open_page().evaluate(
+        """async ([text, round]) => {
+          const { readTrace } = await import("/playground/trace.js");
+          const { story } = await import("/playground/branches.js");
+          const run = readTrace(text);
+          const told = story(run, 2);
+          run.rounds[1] = round;
+          return [told, story(run, 2)];
+        }""",
+        [(tmp_path / "exact.jsonl").read_text(), asdict(anchor_alone)],
+    )
+    assert stories == [
+        "3 lookaheads and the anchor in one forward, 1 refused. Lookahead 3, ‘a’ ‘b’ +2 more "
+        "(at least 30.0 %), was confirmed by the anchor; 4 tokens filled.",
+        "3 lookaheads and the anchor in one forward, all refused. No lookahead was confirmed by "
+        "the anchor: 1 token filled.",
+    ]
+
+
+@pytest.mark.parametrize("broken", ["lookaheads", "anchor"])
+def test_a_branch_without_its_lists_is_refused(
+    open_page: OpenPage, tmp_path: Path, broken: str
+) -> None:
+    trace.write(refusing_trace(), tmp_path / "run.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    del lines[2]["branches"][0][broken]
+    message = open_page().evaluate(
+        """async (text) => {
+          const { readTrace } = await import("/playground/trace.js");
+          try { readTrace(text); } catch (error) { return error.message; }
+        }""",
+        "\n".join(map(json.dumps, lines)),
+    )
+    assert message == f"{broken} is missing"

@@ -13,7 +13,7 @@ from lopa import LLM, DecodeConfig
 from lopa.cli.watch import _MAX_BRANCHES, MASK, OutputView, Watch, confidence_style
 from lopa.engine.output import Event
 from lopa.engine.session import Session
-from lopa.types import Branch, Fill, Lookahead, Round
+from lopa.types import Branch, Fill, Lookahead, Opinion, Round
 
 PROMPT = 3
 MASK_ID, EOS = 9, 8
@@ -32,7 +32,7 @@ def event(tokens: list[int], fills: list[Fill], **changes: Any) -> Event:
         "start": 0,
         "cached": 0,
         "committed": PROMPT,
-        "branches": [Branch(None, -1.0, 4, 7, False)],
+        "branches": [Branch([], -1.0, 4, 7, False)],
         "winner": 0,
         "fills": fills,
         "spawned": [],
@@ -64,9 +64,9 @@ def test_control_characters_are_harmless() -> None:
 def test_fills_are_coloured_by_confidence_and_lookaheads_marked() -> None:
     view = output_view()
     ahead = Lookahead(PROMPT + 1, 2, -0.5, 0.6)
-    branches = [Branch(ahead, -0.5, 2, 7, False), Branch(None, -1.0, 3, 7, False)]
+    branches = [Branch([ahead], -0.5, 2, 7, False), Branch([], -1.0, 3, 7, False)]
     fills = [Fill(PROMPT, 1, 0.99, "threshold")]
-    spawned = [Lookahead(PROMPT + 3, 1, -0.5, 0.6)]
+    spawned = [[Lookahead(PROMPT + 3, 1, -0.5, 0.6)]]
     view.update(event([1, 2, MASK_ID, MASK_ID], fills, branches=branches, spawned=spawned))
     found = styles(view.text())
     assert found["one"].color == confidence_style(0.99).color
@@ -131,6 +131,86 @@ def test_live(started: tuple[Session, Iterator[Event]], height: int) -> None:
     assert "anchor" in text
     assert "▸" in text
     assert f"round {rounds} " in text
+
+
+@pytest.fixture
+def judged(started: tuple[Session, Iterator[Event]]) -> tuple[Session, Event]:
+    """A round of branches that the anchor agrees with, or not: of one token, and of several."""
+    session, _ = started
+    start = session.decoder.prompt
+    first, second, third = (Lookahead(start + p, 40 + p, -0.5, 0.6 + p / 10) for p in range(3))
+    same = [Opinion(a.token, 0.9 - i / 10) for i, a in enumerate((first, second, third))]
+    other = Opinion(50, 0.8)
+    branches = [
+        Branch([first], 1.0, 7, start + 8, False, [other], "anchor predicts another token"),
+        Branch([second], 2.0, 7, start + 8, False, same[1:2]),
+        Branch([first, second, third], 1.5, 5, start + 8, False, same),
+        Branch([third, second], 0.5, 6, start + 8, False, [other, other], "anchor at most 0.1"),
+        Branch([], 0.0, 8, start + 8, False),
+    ]
+    record = Round(4, 0, 0, 0, branches, 1, [Fill(start, 5, 0.95, "threshold")], [], [])
+    return session, Event(record, "", [5] + [session.decoder.mask_id] * 7)
+
+
+def shown(session: Session, happened: Event, width: int = 100) -> list[str]:
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=24, record=True)
+    view = Watch(session, console)
+    view._rows = len(happened.round.branches)  # as with so many branches
+    view._round = happened.round
+    view._view.update(happened)
+    console.print(view)
+    return console.export_text().splitlines()
+
+
+def test_branches_with_what_the_anchor_thinks(judged: tuple[Session, Event]) -> None:
+    session, happened = judged
+    lines = shown(session, happened)
+    head = next(number for number, line in enumerate(lines) if "lookahead " in line[:30])
+    assert lines[head].split() == ["place", "lookahead", "p", "anchor", "score"]
+    name = {token: OutputView.of(session).name(token) for token in (40, 41, 42, 50)}
+    refused, won, several, two, anchor, counters = (line.rstrip() for line in lines[head + 1 :][:6])
+    assert refused.split()[:5] == ["+0", name[40], "0.60", name[50], "1.000"]
+    assert refused.endswith("  anchor predicts another token")
+    assert won.split()[:6] == ["▸", "+1", name[41], "0.70", "0.80", "2.000"]
+    # Of several tokens the first two, and the least probability of all.
+    assert several.split()[:7] == ["+0", name[40], name[41], "+1", "≥0.60", "≥0.70", "1.500"]
+    assert two.split()[:3] == ["+2", name[42], name[41]]
+    assert f" {name[50]} +1 " in two  # and one more that is another
+    assert two.endswith("anchor at most 0.1")
+    assert anchor.split()[:2] == ["anchor", "0.000"]
+    assert counters.startswith("  round 1 ")
+    bars = ["━" in line for line in (refused, won, several, two, anchor)]
+    assert bars == [False, True, True, False, True]  # a reason stands in place of the bar
+
+
+@pytest.mark.parametrize("width", [100, 80, 60, 30])
+def test_branches_stay_within_the_width_and_keep_their_height(
+    judged: tuple[Session, Event], width: int
+) -> None:
+    session, happened = judged
+    heights = set()
+    for branches in (happened.round.branches, happened.round.branches[-1:]):
+        ahead = [Lookahead(session.decoder.prompt + 1, 3, -1.0, 0.5)] * 12
+        long = Branch(ahead, 123.0, 5, 9, False, [Opinion(3, 0.25)] * 12)
+        happened.round.branches, happened.round.winner = [long, *branches], 0
+        view = Watch(session, Console(file=io.StringIO(), force_terminal=True, width=width))
+        view._rows, view._round = 6, happened.round
+        lines = view._console.render_lines(view._branches(width - 2))
+        heights.add(len(lines))
+    assert heights == {1 + 6}
+    assert max(map(len, shown(session, happened, width))) <= width
+
+
+def test_the_plain_line_counts_what_is_refused(judged: tuple[Session, Event]) -> None:
+    session, happened = judged
+    console = Console(file=io.StringIO(), width=20, record=True)
+    Watch(session, console).show(happened)
+    text = console.export_text()
+    assert ", 1 of 5, 2 refused  1 tokens" in text
+    for branch in happened.round.branches:
+        branch.refused = ""
+    Watch(session, console).show(happened)
+    assert "refused" not in console.export_text()
 
 
 def test_without_a_terminal_one_line_per_round(started: tuple[Session, Iterator[Event]]) -> None:

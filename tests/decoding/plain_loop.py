@@ -3,7 +3,8 @@
 Slow and literal on purpose, and made of nothing from `lopa.decoding`: the vectorised decoder is
 checked against it on random statistics. `options` is a DecodeConfig, whose names the rules have.
 Where the documentation is silent, a comment says what the rule is. How many branches "auto" takes
-is the one thing that is not told here: `auto` has the numbers, by round.
+is the one thing that is not told here: `auto` has the numbers, by round. A branch accepted as
+`exact` changes nothing but the number of rounds: those runs are the ones without branches.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class PlainRound:
     commit: int  # tokens from there that go to the cache
     rows: list[tuple[int, int, bool]]  # of each branch: masks that may be filled, end, EOS in it
     scores: list[float]
+    opinions: list[tuple[int, float]]  # of each lookahead: what the anchor predicts there
+    refused: set[int]  # branches that may not win
     winner: int
     fills: list[tuple[int, int, float, str]]  # position, token, max_prob, kind
     spawned: list[Draft]
@@ -101,8 +104,9 @@ def score_all(
                 if max_prob > options.threshold and token not in model.eos:
                     score += max_prob
             if row.draft is not None:
-                # The lookahead token itself counts as one, but not where it has no rival.
-                if len(rows) > 2:
+                # The lookahead token itself counts as one, but not where it has no rival and the
+                # anchor is not asked.
+                if len(rows) > 2 or options.accept == "agreed":
                     score += 1
                 score *= row.draft.max_prob**options.creation_weight
         else:
@@ -117,14 +121,52 @@ def score_all(
     return scores
 
 
-def winner_of(scores: list[float], options: DecodeConfig) -> int:
-    """The first of the best: ties go to the best-ranked lookahead, last of all to the anchor.
+def opinions_of(rows: list[PlainBranch], seen: list[Found]) -> list[tuple[int, float]]:
+    """The token that the anchor predicts where each branch has placed its own, and how likely."""
+    return [seen[-1][row.draft.position][:2] for row in rows if row.draft is not None]
 
-    By `fills` a lookahead without rivals must bring more than the anchor: a tie is the anchor's.
+
+def refused_of(
+    rows: list[PlainBranch],
+    seen: list[Found],
+    block_of: Callable[[int], int],
+    options: DecodeConfig,
+) -> set[int]:
+    """Accept `agreed`: the branches that may not win.
+
+    Those whose token is not the one that the anchor predicts there in the same round, or whose
+    probability there is not above `agreement`. In a block behind that of the anchor's first mask
+    it is `agreement_ahead`.
     """
-    if options.score == "fills" and len(scores) == 2:
+    refused: set[int] = set()
+    if options.accept != "agreed":
+        return refused
+    first = block_of(min(seen[-1]))
+    for number, row in enumerate(rows):
+        if row.draft is None:
+            continue  # the anchor itself always may
+        token, max_prob, _ = seen[-1][row.draft.position]
+        is_ahead = block_of(row.draft.position) > first
+        least = options.agreement_ahead if is_ahead else options.agreement
+        if token != row.draft.token or max_prob <= least:
+            refused.add(number)
+    return refused
+
+
+def winner_of(scores: list[float], refused: set[int], options: DecodeConfig) -> int:
+    """The first of the best that may win: ties go to the best-ranked lookahead, last of all to the
+    anchor.
+
+    By `fills`, where the anchor is not asked, a lookahead without rivals must bring more than the
+    anchor: a tie is the anchor's.
+    """
+    if options.score == "fills" and options.accept == "score" and len(scores) == 2:
         return 0 if scores[0] > scores[1] else 1
-    return scores.index(max(scores))
+    best = len(scores) - 1
+    for number in reversed(range(len(scores))):
+        if number not in refused and scores[number] >= scores[best]:
+            best = number
+    return best
 
 
 def drafts_of(
@@ -260,7 +302,9 @@ def plain_pipeline(
             seen.append(found)
         scored = [(len(f), len(r.tokens), r.eos) for r, f in zip(rows, seen, strict=True)]
         scores = score_all(rows, seen, options, model)
-        winner = winner_of(scores, options)
+        refused = refused_of(rows, seen, lambda p: (p - base) // size, options)
+        winner = winner_of(scores, refused, options)
+        opinions = opinions_of(rows, seen)
         row, found = rows[winner], seen[winner]
 
         fills = []
@@ -275,7 +319,9 @@ def plain_pipeline(
             row.place(position, token, model)
         many = branches_after(index, options, auto)
         drafts = drafts_of(row, found, len(prompt), many, options, model)
-        run.rounds.append(PlainRound(start, commit, scored, scores, winner, fills, drafts))
+        run.rounds.append(
+            PlainRound(start, commit, scored, scores, opinions, refused, winner, fills, drafts)
+        )
 
         reason = reason_to_stop(row, len(prompt), options, model)
         if reason is not None:
@@ -329,7 +375,9 @@ def plain_blocks(
                 seen.append({p: stats_of(index, key, p) for p in here})
             scored = [(len(f), end, r.eos) for r, f in zip(rows, seen, strict=True)]
             scores = score_all(rows, seen, options, model)
-            winner = winner_of(scores, options)
+            refused = refused_of(rows, seen, lambda p: 0, options)  # a block at a time
+            winner = winner_of(scores, refused, options)
+            opinions = opinions_of(rows, seen)
             row, found = rows[winner], seen[winner]
 
             refreshes = options.cache != "none" and step == 0
@@ -342,7 +390,9 @@ def plain_blocks(
                 row.place(position, token, model)
             many = branches_after(index, options, auto)
             drafts = drafts_of(row, found, len(prompt), many, options, model)
-            run.rounds.append(PlainRound(start, commit, scored, scores, winner, fills, drafts))
+            run.rounds.append(
+                PlainRound(start, commit, scored, scores, opinions, refused, winner, fills, drafts)
+            )
             run.tokens, run.finish = row.tokens[len(prompt) :], "eos" if row.eos else "length"
             reason = reason_to_stop(row, len(prompt), options, model)
             if reason is not None:
@@ -443,7 +493,9 @@ def plain_sdar(
             fills = [(p, *found[p][:2], chosen[p]) for p in sorted(chosen)]
             scored = [(len(found), len(row.tokens), row.eos)]
             scores = score_all([row], [found], options, model)
-            run.rounds.append(PlainRound(cached, left - cached, scored, scores, 0, fills, []))
+            run.rounds.append(
+                PlainRound(cached, left - cached, scored, scores, [], set(), 0, fills, [])
+            )
             for position, token, *_ in fills:
                 row.place(position, token, model)
             cached = left

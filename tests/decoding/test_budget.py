@@ -13,6 +13,7 @@ from made_up import EOS, MadeUp, advance, drive, new_decoder
 
 from lopa.config import AUTO_BRANCHES, DecodeConfig
 from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME, BranchBudget, RoundCost
+from lopa.decoding.lookahead import Selection
 from lopa.errors import ConfigError
 
 WINDOW = 64
@@ -139,6 +140,50 @@ def test_winners_of_fewer_branches() -> None:
     assert budget.winners([-1.0, -1.0]) == [1, 0]
 
 
+@pytest.mark.parametrize(
+    ("chain", "ends"),
+    [
+        ([5], [5, 5, 5, 5]),  # the anchor alone
+        ([5, 0], [5, 0, 0, 0]),
+        ([5, 2, 0], [5, 5, 0, 0]),  # the first is of no use without the third
+        ([5, 0, 4], [5, 0, 0, 4]),
+        ([5, 3, 0, 1], [5, 5, 5, 1]),
+    ],
+)
+def test_ends_of_a_chain_with_fewer_branches(chain: list[int], ends: list[int]) -> None:
+    """Five drafts, so with 0, 1, 3, and all that there were in place of 7."""
+    assert BranchBudget(EVERY_ROUND_THE_SAME).chain_ends(chain, 5) == ends
+
+
+def test_with_few_branches_a_chain_ends_at_all_of_them() -> None:
+    budget = BranchBudget(EVERY_ROUND_THE_SAME)
+    assert budget.chain_ends([1, 0], 1) == [1, 0]
+    assert budget.chain_ends([2, 1], 2) == [2, 2, 1]
+
+
+def test_refused_branches_are_no_winners_of_fewer() -> None:
+    budget = BranchBudget(EVERY_ROUND_THE_SAME)
+    scores = np.array([3.0, 5.0, 1.0, 0.5])  # the anchor last
+    selection = Selection(2, scores, {0: "why", 1: "why"})
+    assert budget.winners(selection.allowed.tolist()) == [3, 3, 2]
+    everyone = Selection(3, scores, dict.fromkeys(range(3), "why"))
+    assert budget.winners(everyone.allowed.tolist()) == [3, 3, 3]
+
+
+@pytest.mark.parametrize("accept", ["agreed", "exact"])
+def test_the_budget_learns_of_branches_that_could_have_won(accept: str) -> None:
+    """All of a round's branches are the most that it has: that it brought what it did is known."""
+    decoder = new_decoder(auto(objective="tpf", accept=accept, threshold=0.5))
+    assert decoder.budget is not None
+    learnt = listen(decoder.budget)
+    records = drive(decoder, MadeUp(7))
+    assert any(branch.refused for record in records for branch in record.branches)
+    for record, (tokens, _) in zip(records, learnt, strict=True):
+        assert tokens[-1] == len(record.fills) + len(record.branches[record.winner].lookaheads)
+        if all(branch.refused for branch in record.branches[:-1]):
+            assert len(set(tokens)) == 1
+
+
 def test_cost_between_and_beyond_its_points() -> None:
     cost = RoundCost(((10, 1.0), (20, 2.0), (40, 3.0)))
     assert [cost(t) for t in (5, 10, 15, 30, 40, 60)] == [1.0, 1.0, 1.5, 2.5, 3.0, 4.0]
@@ -178,8 +223,8 @@ def test_what_a_round_brought_and_cost_is_what_the_budget_learns() -> None:
     learnt = listen(decoder.budget)
     records = drive(decoder, MadeUp(7))
     for record, (tokens, forwarded) in zip(records, learnt, strict=True):
-        lookahead = record.branches[record.winner].lookahead is not None
-        assert tokens[-1] == len(record.fills) + lookahead
+        placed = len(record.branches[record.winner].lookaheads)
+        assert tokens[-1] == len(record.fills) + placed
         # The first has the prompt too, which is not charged.
         start = decoder.prompt if record.index == 1 else record.start
         assert forwarded == sum(branch.end - start for branch in record.branches)
@@ -247,7 +292,7 @@ def test_no_lookahead_places_eos_nor_looks_behind_it() -> None:
         while (plan := decoder.plan()) is not None:
             record = advance(decoder, source.stats(decoder, plan))
             end = decoder.first_eos
-            for ahead in record.spawned:
+            for (ahead,) in record.spawned:
                 behind = end is not None and ahead.position > decoder.prompt + end
                 placed[allowed] += ahead.token == EOS or behind
     assert placed[True] > 0
@@ -256,7 +301,7 @@ def test_no_lookahead_places_eos_nor_looks_behind_it() -> None:
 
 def test_with_a_floor_unconfident_lookaheads_are_left_out() -> None:
     decoder = new_decoder(auto(objective="tpf", lookahead_floor=0.6))
-    spawned = [a for record in drive(decoder, MadeUp(3)) for a in record.spawned]
+    spawned = [a for record in drive(decoder, MadeUp(3)) for (a,) in record.spawned]
     assert spawned
     assert min(a.max_prob for a in spawned) >= np.float32(0.6)
 

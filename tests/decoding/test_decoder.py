@@ -60,13 +60,20 @@ every_window = st.one_of(
     ),
     pipelines.flatmap(
         lambda shape: st.builds(
-            lambda k, s: pipeline_config(shape, decoder="lopa", branches=k, score=s),
+            lambda k, a, s: pipeline_config(shape, branches=k, accept=a, score=s),
             st.one_of(st.integers(0, 4), st.just("auto")),
+            st.sampled_from(["score", "agreed"]),
             st.sampled_from(["mean", "window", "segment", "fills"]),
         )
     ),
+    pipelines.flatmap(
+        lambda shape: st.builds(
+            lambda k: pipeline_config(shape, branches=k, accept="exact"),
+            st.one_of(st.integers(0, 4), st.just("auto")),
+        )
+    ),
     st.builds(
-        lambda size, blocks, cache, tau, k: DecodeConfig(
+        lambda size, blocks, cache, tau, k, accept: DecodeConfig(
             decoder="lopa",
             window="blocks",
             max_new_tokens=size * blocks,
@@ -74,6 +81,7 @@ every_window = st.one_of(
             cache=cache,
             threshold=tau,
             branches=k,
+            accept=accept,
             early_stop=False,
         ),
         st.sampled_from([1, 3, 8]),
@@ -81,6 +89,7 @@ every_window = st.one_of(
         st.sampled_from(["none", "prefix", "dual"]),
         st.sampled_from([0.5, 0.9]),
         st.integers(0, 4),
+        st.sampled_from(["score", "agreed", "exact"]),
     ),
     st.builds(
         lambda n, tau, k: DecodeConfig(
@@ -124,12 +133,14 @@ def test_invariants(
         assert (after[filled] == before[filled]).all(), "a filled token changed"
         assert (after != MASK).sum() > (before != MASK).sum(), "nothing was filled"
         places = {f.position for f in record.fills}
-        ahead = record.branches[record.winner].lookahead
-        if ahead is not None:
-            places.add(ahead.position)
+        places |= {ahead.position for ahead in record.branches[record.winner].lookaheads}
         assert places == set(np.flatnonzero(before != after).tolist())
         assert len(record.branches) <= config.most_branches + 1
-        assert record.branches[-1].lookahead is None
+        assert record.branches[-1].lookaheads == []
+        assert not record.branches[record.winner].refused
+        for branch in record.branches:
+            assert len(branch.anchor) == len(branch.lookaheads)
+            assert all(opinion.token >= 0 for opinion in branch.anchor), "the anchor has no mask"
     assert not (decoder.generated == MASK).any()
     assert decoder.finish in ("eos", "length")
     assert (len(decoder.tokens) - decoder.window.base) % decoder.window.size == 0
@@ -158,12 +169,18 @@ def test_the_peeked_row_is_that_of_the_frame_that_opens(
 
 
 @EXAMPLES
-@given(seeds, pipelines, st.integers(2, 5), st.randoms(use_true_random=False))
+@given(
+    seeds,
+    pipelines,
+    st.integers(2, 5),
+    st.sampled_from(["score", "agreed"]),
+    st.randoms(use_true_random=False),
+)
 def test_branch_order_does_not_matter(
-    seed: int, shape: dict[str, Any], branches: int, random: Any
+    seed: int, shape: dict[str, Any], branches: int, accept: str, random: Any
 ) -> None:
     source = MadeUp(seed)
-    decoder = new_decoder(pipeline_config(shape, decoder="lopa", branches=branches))
+    decoder = new_decoder(pipeline_config(shape, branches=branches, accept=accept))
     while decoder.plan() is not None:
         shuffled = copy.deepcopy(decoder)
         shuffled._plan = None
@@ -174,7 +191,7 @@ def test_branch_order_does_not_matter(
         assert other is not None
         record = advance(decoder, source.stats(decoder, plan))
         again = advance(shuffled, source.stats(shuffled, other))
-        scores = [b.score for b in record.branches]
+        scores = [b.score for b in record.branches if not b.refused]
         if scores.count(max(scores)) > 1:
             continue  # ties go to the best-ranked, which is what order means
         assert shuffled.tokens.tolist() == decoder.tokens.tolist()

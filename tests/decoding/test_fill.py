@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lopa.config import DecodeConfig
 from lopa.decoding import fill, lookahead
 from lopa.decoding.round_view import RoundView
-from lopa.types import BoolArray, FloatArray, Lookahead
+from lopa.types import BoolArray, Draft, FloatArray, Lookahead
 
 
 @pytest.mark.parametrize("steps", [*range(1, 70), 128, 256, 511, 512, 1000])
@@ -71,7 +71,7 @@ def test_threshold_is_strict_for_d2f_and_not_for_fast_dllm() -> None:
 
 RANKING = np.array([[0.1, 0.2, 0.9, 0.8], [0.5, 0.5, 0.5, 0.5], [1.0, 1.0, 1.0, 1.0]], np.float32)
 MASKS = np.array([[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 0]], bool)
-AHEAD = [Lookahead(0, 0, 0.3, 0.3), Lookahead(1, 0, 0.2, 0.2)]
+AHEAD: list[Draft] = [(Lookahead(0, 0, 0.3, 0.3),), (Lookahead(1, 0, 0.2, 0.2),)]
 
 
 def view_at(masks: BoolArray, found: FloatArray, is_eos: BoolArray | None = None) -> RoundView:
@@ -89,7 +89,7 @@ def view_at(masks: BoolArray, found: FloatArray, is_eos: BoolArray | None = None
         ({"score": "mean", "score_fraction": 0.5}, [0.15, 0.5, 1.0]),
         ({"score": "window", "score_window": 2}, [0.15, 0.5, 1.0]),
         ({"score": "segment"}, [0.15, 0.5, 1.0]),
-        ({"threshold": 0.4}, [2.7 * 0.3**0.5, 2.5 * 0.2**0.5, 0.0]),
+        ({"accept": "score", "threshold": 0.4}, [2.7 * 0.3**0.5, 2.5 * 0.2**0.5, 0.0]),
         ({"score": "fills", "threshold": 0.4, "creation_weight": 0.0}, [2.7, 2.5, 0.0]),
         ({"score": "fills", "threshold": 0.4, "creation_weight": 1.0}, [0.81, 0.5, 0.0]),
         ({"score": "mean", "creation_weight": 0.5}, [0.4, 0.35, 1.0]),
@@ -98,6 +98,24 @@ def view_at(masks: BoolArray, found: FloatArray, is_eos: BoolArray | None = None
 def test_scores(options: dict[str, object], expected: list[float]) -> None:
     config = DecodeConfig(**options)  # type: ignore[arg-type]
     scores = lookahead.score(view_at(MASKS, RANKING), AHEAD, config)
+    assert scores.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"score": "mean", "creation_weight": 0.5}, [0.35, 0.4, 1.0]),
+        ({"score": "fills", "threshold": 0.4, "creation_weight": 1.0}, [0.2 * 3.7, 0.75, 0.0]),
+    ],
+)
+def test_of_several_lookaheads_the_least_confident_is_the_weight(
+    options: dict[str, object], expected: list[float]
+) -> None:
+    """And all of them are tokens that the branch brings."""
+    (first,), (second,) = AHEAD
+    several = [(first, second), (replace(first, max_prob=0.3),)]
+    config = DecodeConfig(**options)  # type: ignore[arg-type]
+    scores = lookahead.score(view_at(MASKS, RANKING), several, config)
     assert scores.tolist() == pytest.approx(expected)
 
 
@@ -118,21 +136,31 @@ def test_a_branch_without_rivals_must_bring_more_than_the_anchor(
     """Its own token does not count there, as it does among rivals, and a tie is the anchor's."""
     found = np.array([brings, [0.95, 0.5]], np.float32)
     masks = np.ones((3, 2), bool)
-    config = DecodeConfig(threshold=0.9)
-    lone = [Lookahead(0, 0, top_prob, top_prob)]
+    config = DecodeConfig(threshold=0.9, accept="score")
+    lone: list[Draft] = [(Lookahead(0, 0, top_prob, top_prob),)]
     scores = lookahead.score(view_at(masks[:2], found), lone, config)
     assert (lookahead.select(scores).winner == 0) == wins
     brought = sum(p for p in brings if p > 0.9)
     assert scores[0] == pytest.approx(top_prob**0.5 * brought)  # what it is worth, won or lost
     assert scores[1] == pytest.approx(0.95)
     tie = found[[1, 1]]
-    certain = [Lookahead(0, 0, 1.0, 1.0)]
+    certain: list[Draft] = [(Lookahead(0, 0, 1.0, 1.0),)]
     scores = lookahead.score(view_at(masks[:2], tie), certain, config)
     assert lookahead.select(scores).winner == 1
     assert scores[0] == pytest.approx(0.95)
-    rivals = [*lone, Lookahead(1, 0, 0.1, 0.1)]
+    rivals = [*lone, (Lookahead(1, 0, 0.1, 0.1),)]
     scores = lookahead.score(view_at(masks, found[[0, 0, 1]]), rivals, config)
     assert scores[0] == pytest.approx(top_prob**0.5 * (1 + sum(p for p in brings if p > 0.9)))
+
+
+def test_a_branch_without_rivals_that_the_anchor_agrees_with() -> None:
+    """Its own token counts as one, and a tie is its own."""
+    found = np.array([[0.5, 0.5], [0.95, 0.5]], np.float32)
+    config = DecodeConfig(threshold=0.9, creation_weight=0.0)
+    certain: list[Draft] = [(Lookahead(1, 0, 0.2, 0.2),)]
+    scores = lookahead.score(view_at(np.ones((2, 2), bool), found), certain, config)
+    assert scores.tolist() == pytest.approx([1.0, 0.95])
+    assert lookahead.select(np.array([1.0, 1.0])).winner == 0
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -140,14 +168,16 @@ def test_whether_the_first_would_win_alone(seed: int) -> None:
     rng = np.random.default_rng(seed)
     found = rng.choice([0.3, 0.92, 0.97], (4, 6)).astype(np.float32)
     masks, is_eos = rng.random((4, 6)) < 0.8, rng.random((4, 6)) < 0.1
-    ahead = [Lookahead(i, 0, 0.0, float(p)) for i, p in enumerate(rng.random(3))]
-    config = DecodeConfig(threshold=0.9)
+    ahead: list[Draft] = [(Lookahead(i, 0, 0.0, float(p)),) for i, p in enumerate(rng.random(3))]
+    config = DecodeConfig(threshold=0.9, accept="score")
     scores = lookahead.score(view_at(masks, found, is_eos), ahead, config)
     pair = [0, 3]
     two = view_at(masks[pair], found[pair], is_eos[pair])
     alone = lookahead.score(two, ahead[:1], config)
     assert lookahead.wins_alone(scores, ahead, config) == (lookahead.select(alone).winner == 0)
-    assert lookahead.wins_alone(scores, ahead, DecodeConfig(score="mean")) is None
+    by_mean = DecodeConfig(accept="score", score="mean")
+    assert lookahead.wins_alone(scores, ahead, by_mean) is None
+    assert lookahead.wins_alone(scores, ahead, DecodeConfig(accept="agreed")) is None
 
 
 def test_spawn_ranks_and_keeps_the_floor() -> None:
@@ -156,6 +186,6 @@ def test_spawn_ranks_and_keeps_the_floor() -> None:
     view = replace(view, offset=10, token=np.stack([np.zeros(4, int), np.arange(4)]))
     free = np.array([True, False, True, True])
     found = lookahead.spawn(view, 1, free, ranking, DecodeConfig(branches=2))
-    assert found == [Lookahead(13, 3, 0.5, 0.5), Lookahead(10, 0, *[float(ranking[0])] * 2)]
+    assert found == [(Lookahead(13, 3, 0.5, 0.5),), (Lookahead(10, 0, *[float(ranking[0])] * 2),)]
     above = DecodeConfig(branches=2, lookahead_floor=0.4)
-    assert [d.position for d in lookahead.spawn(view, 1, free, ranking, above)] == [13]
+    assert [d.position for (d,) in lookahead.spawn(view, 1, free, ranking, above)] == [13]

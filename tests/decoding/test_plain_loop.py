@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made_up import EOS, MASK, VOCAB, MadeUp, advance
+from made_up import EOS, MASK, VOCAB, MadeUp, advance, drive
 from plain_loop import (
     Draft,
     PlainModel,
+    PlainRound,
     PlainRun,
     StatsOf,
     plain_blocks,
@@ -56,9 +58,10 @@ def check(
     for record, wanted, plain in zip(records, asked, expected.rounds, strict=False):
         assert wanted == [masks for masks, *_ in plain.rows]  # statistics of these, no others
         check_rows(record, plain.rows, plain.scores)
+        check_agreement(record, plain)
         assert record.winner == plain.winner
         assert [(f.position, f.token, f.max_prob, f.kind) for f in record.fills] == plain.fills
-        spawned = [Draft(a.position, a.token, a.confidence, a.max_prob) for a in record.spawned]
+        spawned = [Draft(a.position, a.token, a.confidence, a.max_prob) for (a,) in record.spawned]
         assert spawned == plain.spawned
         assert (record.start, record.committed) == (plain.start, plain.commit)
     assert len(records) == len(expected.rounds)
@@ -71,11 +74,22 @@ def check_rows(record: Round, rows: list[tuple[int, int, bool]], scores: list[fl
     assert [b.score for b in record.branches] == pytest.approx(scores, rel=1e-12, abs=1e-12)
 
 
-class MadeUpRanking(MadeUp):
-    """Ranks by another draw than the probability, so that neither can stand in for the other."""
+def check_agreement(record: Round, plain: PlainRound) -> None:
+    opinions = [(o.token, o.max_prob) for branch in record.branches for o in branch.anchor]
+    assert opinions == plain.opinions
+    assert {row for row, branch in enumerate(record.branches) if branch.refused} == plain.refused
 
-    def __init__(self, **options: Any) -> None:
+
+class MadeUpRanking(MadeUp):
+    """Ranks by another draw than the probability, so that neither can stand in for the other.
+
+    `steady` is the share of tokens that depend on nothing but the position: whatever is filled
+    elsewhere, they are predicted again.
+    """
+
+    def __init__(self, steady: float = 0.0, **options: Any) -> None:
         super().__init__(**options)
+        self.steady = steady
         self.drawn: dict[Any, tuple[int, float, float]] = {}  # both sides ask for the same
 
     def at(self, index: int, row: tuple[int, ...], position: int) -> tuple[int, float, float]:
@@ -83,6 +97,8 @@ class MadeUpRanking(MadeUp):
         if key not in self.drawn:
             token, max_prob, _ = super().at(*key)
             *_, ranking = super().at(index, row, position + 1000)
+            if super().at(index, row, position + 2000)[1] < self.steady:
+                token, *_ = super().at(0, (), position)
             self.drawn[key] = token, max_prob, ranking
         return self.drawn[key]
 
@@ -96,6 +112,7 @@ sources = st.builds(
     seed=st.integers(0, 2**31),
     levels=st.sampled_from([None, QUARTERS]),
     eos_share=st.sampled_from([0.0, 0.0, 0.02, 0.2]),
+    steady=st.sampled_from([0.0, 0.7, 1.0]),
 )
 prompts = st.lists(st.integers(0, VOCAB), min_size=1, max_size=9)  # an EOS there ends nothing
 ends = st.sampled_from([[EOS], [EOS, 3]])
@@ -116,6 +133,16 @@ scores = st.one_of(
             "score": st.just("mean"),
             "creation_weight": st.sampled_from([0.0, 0.0, 0.25]),
             "score_fraction": st.sampled_from([1.0, 1.0, 0.5]),
+        }
+    ),
+)
+accepts = st.one_of(
+    st.just({"accept": "score"}),
+    st.fixed_dictionaries(
+        {
+            "accept": st.just("agreed"),
+            "agreement": st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]),
+            "agreement_ahead": st.sampled_from([0.0, 0.1, 0.25, 0.75]),
         }
     ),
 )
@@ -156,6 +183,7 @@ def test_the_defaults(
     thresholds,
     pipelines,
     lookaheads,
+    accepts,
     scores,
     st.integers(1, 5),
     prompts,
@@ -167,6 +195,7 @@ def test_the_pipeline(
     threshold: float,
     shape: dict[str, Any],
     ahead: dict[str, Any],
+    accept: dict[str, Any],
     score: dict[str, Any],
     blocks: int,
     prompt: list[int],
@@ -174,7 +203,8 @@ def test_the_pipeline(
     aligned: bool,
 ) -> None:
     new = blocks * shape["block_size"]
-    config = DecodeConfig(max_new_tokens=new, threshold=threshold, **shape, **ahead, **score)
+    options = {**shape, **ahead, **accept, **score}
+    config = DecodeConfig(max_new_tokens=new, threshold=threshold, **options)
     check(plain_pipeline, source, config, prompt, eos=eos, aligned=aligned)
 
 
@@ -232,12 +262,15 @@ def test_fast_dllm(
 
 
 @examples(100)
-@given(sources, thresholds, blocks, lookaheads, scores, st.booleans(), st.booleans(), prompts)
+@given(
+    sources, thresholds, blocks, lookaheads, accepts, scores, st.booleans(), st.booleans(), prompts
+)
 def test_lookahead_on_blocks_and_on_the_canvas(
     source: MadeUp,
     threshold: float,
     shape: dict[str, Any],
     ahead: dict[str, Any],
+    accept: dict[str, Any],
     score: dict[str, Any],
     canvas: bool,
     shift: bool,
@@ -245,8 +278,50 @@ def test_lookahead_on_blocks_and_on_the_canvas(
 ) -> None:
     window: dict[str, Any] = {"window": "canvas"} if canvas else {"window": "blocks", **shape}
     new = 2 * shape["block_size"]
-    config = DecodeConfig(max_new_tokens=new, threshold=threshold, **window, **ahead, **score)
+    options = {**window, **ahead, **accept, **score}
+    config = DecodeConfig(max_new_tokens=new, threshold=threshold, **options)
     check(plain_blocks, source, config, prompt, eos=[EOS], shift=shift)
+
+
+class Predictable(MadeUp):
+    """As a model is: whatever the round, and mostly by position alone."""
+
+    def at(self, index: int, row: tuple[int, ...], position: int) -> tuple[int, float, float]:
+        token, base, _ = super().at(0, (), position)
+        known = sum(t != MASK for t in row) / len(row)
+        *_, nudge = super().at(0, row, position)[:2]
+        probability = 0.6 * base + 0.3 * known + 0.1 * nudge
+        return token, float(np.float32(probability)), float(np.float32(np.log(probability + 1e-3)))
+
+
+@pytest.mark.parametrize("shape", ["pipeline", "block attention", "blocks", "canvas"])
+def test_exact_is_the_plain_loop_without_branches(shape: str) -> None:
+    """In fewer rounds, some of the time."""
+    windows: dict[str, dict[str, Any]] = {
+        "pipeline": {"block_size": 4, "append_at": 0.5, "activate_at": 0.75},
+        "block attention": {"block_size": 4, "append_at": 0.5, "attention": "block"},
+        "blocks": {"window": "blocks", "block_size": 6},
+        "canvas": {"window": "canvas"},
+    }
+    loop = plain_pipeline if windows[shape].get("window") is None else plain_blocks
+    saved = 0
+    for seed in range(12):
+        options = {"max_new_tokens": 12, "threshold": 0.6, **windows[shape]}
+        options |= {"early_stop": seed % 3 > 0}
+        source, prompt = Predictable(seed, eos_share=0.1 * (seed % 2)), [1, 2, 3]
+        model = PlainModel(MASK, [EOS], shift=seed % 4 < 2)
+        expected = loop(prompt, source.at, DecodeConfig(branches=0, **options), model, ())
+        for branches in (1, 5, "auto"):
+            config = DecodeConfig(branches=branches, accept="exact", **options)
+            decoder = Decoder(
+                config, prompt, mask_id=MASK, eos_ids=[EOS], shift=model.shift, cost=STEEP
+            )
+            records = drive(decoder, source)
+            assert decoder.generated.tolist() == expected.tokens
+            assert decoder.finish == expected.finish
+            assert len(records) <= len(expected.rounds)
+            saved += len(expected.rounds) - len(records)
+    assert saved > 0
 
 
 @examples(40)

@@ -51,16 +51,18 @@ def check_lopa_round(expected: dict[str, Any], record: Round) -> None:
     assert record.winner == expected["winner"]
     assert len(record.branches) == len(expected["branches"])
     for branch, golden in zip(record.branches, expected["branches"], strict=True):
-        ahead = branch.lookahead
-        assert (None if ahead is None else [ahead.position, ahead.token]) == golden["lookahead"]
+        placed = [[ahead.position, ahead.token] for ahead in branch.lookaheads]
+        assert placed == ([golden["lookahead"]] if golden["lookahead"] else [])
+        assert not branch.refused
         assert branch.score == pytest.approx(golden["confidence"], abs=1e-4)
         assert branch.masks == golden["n_masks"]
         assert branch.end == golden["seq_len"]
         assert branch.eos == golden["eos_detected"]
-    assert [(s.position, s.token) for s in record.spawned] == [
+    spawned = [ahead for (ahead,) in record.spawned]
+    assert [(s.position, s.token) for s in spawned] == [
         (s["pos"], s["token"]) for s in expected["spawned_lookaheads"]
     ]
-    for ahead, golden in zip(record.spawned, expected["spawned_lookaheads"], strict=True):
+    for ahead, golden in zip(spawned, expected["spawned_lookaheads"], strict=True):
         assert ahead.confidence == pytest.approx(golden["confidence"], abs=1e-4)
     uncached = [
         (*b["range"], b["state"], b["masks"], b["fully_activated"])

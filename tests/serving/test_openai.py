@@ -178,6 +178,30 @@ def test_extension_fields(client: openai.OpenAI, llm: LLM) -> None:
     assert vanilla.choices[0].text == alone.text
 
 
+@pytest.mark.parametrize(
+    "options", [{"accept": "agreed", "agreement": 0.3, "agreement_ahead": 0.4}, {"accept": "exact"}]
+)
+def test_how_branches_are_accepted(server: Server, llm: LLM, options: dict[str, Any]) -> None:
+    """As an option of the request; and what the anchor thinks is in the stream."""
+    score = {} if options["accept"] == "exact" else {"score": "mean"}
+    config = DecodeConfig(branches=3, block_size=8, max_new_tokens=32, **options, **score)
+    alone = llm.generate("Hello", config)
+    body = {"prompt": "Hello", "stream": True, "stream_mode": "denoise", "branches": 3, **options}
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        run, *rounds, end, _ = data_of(response.iter_lines())
+    assert run["settings"] == alone.trace.settings
+    assert end["token_ids"] == alone.token_ids
+    named = {token for told in [run, *rounds, end] for token in told.get("pieces", {})}
+    for told, record in zip(rounds, alone.trace.rounds, strict=True):
+        branches = told["branches"]
+        assert [b["refused"] for b in branches] == [b.refused for b in record.branches]
+        for branch in branches:
+            assert len(branch["lookaheads"]) == len(branch["anchor"])
+            placed = [*branch["lookaheads"], *branch["anchor"]]
+            assert {str(each["token"]) for each in placed} <= named
+    assert any(b["refused"] for told in rounds for b in told["branches"])
+
+
 def test_denoise_stream(server: Server, llm: LLM) -> None:
     alone = llm.generate("Hello", SETTINGS)
     body = {"prompt": "Hello", "stream": True, "stream_mode": "denoise"}

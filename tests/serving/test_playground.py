@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from lopa import DecodeConfig
-from lopa.config import PRESETS, DecoderName
+from lopa.config import PRESETS, AcceptName, DecoderName
 from lopa.errors import ConfigError
 from lopa.serving import playground
 from lopa.serving.playground.info import describe
@@ -114,12 +114,14 @@ def test_each_decoder_has_its_own_options() -> None:
     info = describe("tiny", ENGINE)
     assert {variant["decoder"] for variant in info["variants"]} == set(get_args(DecoderName))
     for variant in info["variants"]:
-        chosen = {k: v for k in ("decoder", "window", "score") if (v := variant[k]) is not None}
+        deciding = ("decoder", "window", "accept", "score")
+        chosen = {k: v for k in deciding if (v := variant[k]) is not None}
         settings = DecodeConfig(**chosen).settings()
         assert variant["defaults"].items() <= settings.items()
         # What is offered may be given; what is not, may not.
         assert DecodeConfig(**{**variant["defaults"], **chosen}) == DecodeConfig(**chosen)
-        for name, other in (("branches", 2), ("score_window", 3), ("block_size", 16)):
+        others = {"branches": 2, "score_window": 3, "block_size": 16, "agreement": 0.4}
+        for name, other in others.items():
             if name in variant["used"]:
                 DecodeConfig(**chosen, **{name: other})
             else:
@@ -142,5 +144,32 @@ def test_the_server_s_defaults_are_shown() -> None:
 def test_another_score_than_the_server_s_is_shown_with_its_own_weight() -> None:
     usual = DecodeConfig(score="mean", branches=3).settings()
     info = describe("other", {"settings": usual, "decoders": ["lopa"]})
-    weights = {v["score"]: v["defaults"]["creation_weight"] for v in info["variants"]}
-    assert weights == {"mean": 0.0, "window": 0.0, "segment": 0.0, "fills": 0.5}
+    for variant in info["variants"]:
+        if variant["accept"] == "exact":
+            assert "creation_weight" not in variant["used"]
+            continue
+        own = DecodeConfig(accept=variant["accept"], score=variant["score"])
+        assert variant["defaults"]["creation_weight"] == own.creation_weight
+    first = info["variants"][0]
+    assert (first["accept"], first["score"]) == (usual["accept"], "mean")
+
+
+def test_how_branches_are_accepted_decides_the_options() -> None:
+    info = describe("tiny", ENGINE)
+    fields = {field["name"]: field for field in info["fields"]}
+    assert fields["accept"]["choices"] == list(get_args(AcceptName))
+    assert fields["agreement"]["kind"] == fields["agreement_ahead"]["kind"] == "number"
+    used = {v["accept"]: set(v["used"]) for v in info["variants"] if v["decoder"] == "lopa"}
+    assert {"agreement", "agreement_ahead", "score"} <= used["agreed"]
+    assert used["agreed"] - used["score"] == {"agreement", "agreement_ahead"}
+    assert not used["exact"] & {"agreement", "score", "creation_weight", "lookahead_eos"}
+
+
+def test_a_server_that_accepts_exactly() -> None:
+    """Another way to accept has the usual score then."""
+    usual = DecodeConfig(accept="exact").settings()
+    variants = describe("other", {"settings": usual, "decoders": ["lopa"]})["variants"]
+    assert variants[0]["accept"] == "exact"
+    for accept in ("score", "agreed"):
+        first = next(v for v in variants if v["accept"] == accept)
+        assert first["score"] == DecodeConfig(accept=accept).score  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ def test_a_random_order_places_a_token_in_every_round() -> None:
     decoder, records = decode(RandomOrder, config)
     for record in records:
         has_lookahead = len(record.branches) == 2
-        assert (record.branches[record.winner].lookahead is not None) == has_lookahead
+        assert len(record.branches[record.winner].lookaheads) == has_lookahead
     assert MASK not in decoder.tokens
 
 
@@ -51,17 +51,17 @@ def test_observing_changes_nothing() -> None:
     noted = zip(records, notes["scores"], notes["brought"], notes["placed"], strict=True)
     for record, scores, tokens, placed in noted:
         assert scores["mean"] == [branch.score for branch in record.branches]
-        lookahead = record.branches[record.winner].lookahead
-        assert placed == (None if lookahead is None else lookahead.max_prob)
+        lookaheads = record.branches[record.winner].lookaheads
+        assert placed == (lookaheads[0].max_prob if lookaheads else None)
         fills = [f.token for f in record.fills]
         if EOS not in fills:
-            assert tokens[record.winner] == len(fills) + (lookahead is not None)
+            assert tokens[record.winner] == len(fills) + len(lookaheads)
 
 
 def test_the_least_confident_first() -> None:
     _, records = decode(LeastConfident)
     for record in records:
-        ranked = [a.confidence for a in record.spawned]
+        ranked = [a.confidence for (a,) in record.spawned]
         assert ranked == sorted(ranked, reverse=True)  # of the negated ranking
 
 

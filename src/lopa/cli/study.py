@@ -128,7 +128,7 @@ def study(
         assert isinstance(llm, RankLLM)
 
         def changed(**changes: Any) -> Any:
-            return llm.decode_config(**{**config.settings(), **changes})
+            return llm.decode_config(**config.changed(**changes).settings())
 
         with closing(llm):
             findings = experiment.run(llm, prompts_of(llm, asked), changed, rounds)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderResult
 from rich.live import Live
 from rich.padding import Padding
 from rich.panel import Panel
@@ -35,6 +35,12 @@ _AHEAD = Style(color="cyan", underline=True)
 _FRAME_SECONDS = 1 / 30  # between refreshes
 _MAX_BRANCHES = 9  # rows of the table
 _LOW_CONFIDENCE = 0.3  # at this and below everything is equally red
+_NAMED = 2  # lookahead tokens of a branch that are shown; of more there is the number
+_NAME_WIDTH = 9  # of each of them, quotes included
+# Widths of the table's columns. They are fixed, so that nothing moves from round to round.
+_COLUMNS = {"": 1, "place": 5, "lookahead": 23, "p": 5, "anchor": 12, "score": 7, " ": 29}
+_GAP = 2
+_BAR_WIDTH = 24
 
 
 def confidence_style(max_prob: float) -> Style:
@@ -132,6 +138,10 @@ class OutputView:
     def show(self, token: int, newline: str = "↵") -> str:
         return visible(self._piece(token), newline)
 
+    def name(self, token: int) -> str:
+        """The token in quotes; EOS tokens have long names."""
+        return f"‘{_EOS if token in self._eos_ids else self.show(token)}’"
+
     def place(self, position: int) -> int:
         """Index among the new tokens."""
         return position - self._prompt
@@ -216,7 +226,7 @@ class Watch:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         # Two lines of frame, one of counters, one left empty so that nothing scrolls.
-        table = self._branches()
+        table = self._branches(options.max_width - _GAP)
         height = console.height - 4 - (self._rows + 1 if table else 0)
         yield Panel(
             self._view.lines(console, options.max_width - 4, max(height, 1)),
@@ -226,17 +236,24 @@ class Watch:
             subtitle_align="right",
             border_style="dim",
         )
-        yield Padding(Group(*([table] if table else []), self._view.counters.text()), (0, 0, 0, 2))
+        yield Padding(
+            Group(*([table] if table else []), self._view.counters.text()), (0, 0, 0, _GAP)
+        )
 
-    def _branches(self) -> Table | None:
-        """The branches of the last round, in rank order, the winner marked."""
+    def _branches(self, width: int) -> Table | None:
+        """The branches of the last round, in rank order, the winner marked.
+
+        p: the lookahead token's probability when it was placed. anchor: what the anchor of this
+        round predicts there, its probability if that is the same token, else the other token.
+        """
         record = self._round
         if record is None or self._rows == 1 or self._view.done:
             return None
-        table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-        for name in ("", "place", "lookahead", "p", "score"):
-            table.add_column(name, justify="right" if name in ("place", "p") else "left")
-        table.add_column("")
+        table = Table(box=None, header_style="dim", padding=(0, _GAP, 0, 0))
+        widths = _widths(width)
+        for name, own in widths.items():
+            justify: JustifyMethod = "right" if name in ("place", "p", "score") else "left"
+            table.add_column(name, justify=justify, width=own, no_wrap=True)
         scores = [branch.score for branch in record.branches]
         low, high = min(scores), max(scores)
         # With more branches than rows, the best scored are shown; the winner is one of them.
@@ -246,32 +263,49 @@ class Watch:
             branch = record.branches[number]
             won = number == record.winner
             share = (branch.score - low) / (high - low) if high > low else 1.0
+            colour = "green" if won else "grey50"
+            bar = ProgressBar(
+                total=1.0,
+                completed=0.05 + 0.95 * share,  # the worst still has a short bar
+                width=min(_BAR_WIDTH, widths[" "]),
+                style="grey15",
+                complete_style=colour,
+                finished_style=colour,
+            )
             table.add_row(
                 Text("▸" if won else " ", "green"),
                 *self._lookahead(branch),
-                ProgressBar(
-                    total=1.0,
-                    completed=0.05 + 0.95 * share,  # the worst still has a short bar
-                    width=24,
-                    style="grey15",
-                    complete_style="green" if won else "grey50",
-                    finished_style="green" if won else "grey50",
-                ),
                 Text(f"{branch.score:.3f}", "bold green" if won else "dim"),
+                Text(branch.refused, "dim") if branch.refused else bar,
             )
         for _ in range(self._rows - len(shown)):  # so that the lines below do not move
             table.add_row("")
         return table
 
-    def _lookahead(self, branch: Branch) -> tuple[Text, Text, Text]:
-        if not branch.lookaheads:
-            return Text(), Text("anchor", "dim"), Text()
-        ahead = branch.lookaheads[0]
+    def _lookahead(self, branch: Branch) -> tuple[Text, Text, Text, Text]:
+        """Where the first of its tokens is, the tokens, their probability, and the anchor's."""
+        ahead = branch.lookaheads
+        if not ahead:
+            return Text(), Text("anchor", "dim"), Text(), Text()
+        others = [o.token for a, o in zip(ahead, branch.anchor, strict=True) if o.token != a.token]
         return (
-            Text(f"+{self._view.place(ahead.position)}", "dim"),
-            Text(f"‘{self._view.show(ahead.token)}’", "cyan"),
-            Text(f"{ahead.max_prob:.2f}", confidence_style(ahead.max_prob)),
+            Text(f"+{self._view.place(ahead[0].position)}", "dim"),
+            self._names([a.token for a in ahead], _NAMED, "cyan"),
+            _least([a.max_prob for a in ahead]),
+            self._names(others, 1, "dim red")
+            if others
+            else _least([o.max_prob for o in branch.anchor]),
         )
+
+    def _names(self, tokens: list[int], count: int, style: str) -> Text:
+        """The first of the tokens, and how many more there are."""
+        names = [Text(self._view.name(token)) for token in tokens[:count]]
+        for name in names if len(tokens) > 1 else ():
+            name.truncate(_NAME_WIDTH, overflow="ellipsis")
+        more = [Text(f"+{len(tokens) - count}")] if len(tokens) > count else []
+        text = Text(" ").join([*names, *more])
+        text.stylize(style)
+        return text
 
     def _line(self, record: Round) -> Text:
         """A round in one line of plain text."""
@@ -280,10 +314,30 @@ class Watch:
         won = f"lookahead {named}" if ahead else "anchor"
         parts = [f"round {record.index:>4}"]
         if len(record.branches) > 1:
-            parts.append(f"{won}, 1 of {len(record.branches)}")
+            refused = sum(bool(branch.refused) for branch in record.branches)
+            parts.append(
+                f"{won}, 1 of {len(record.branches)}" + (f", {refused} refused" if refused else "")
+            )
         parts.append(f"{self._view.counters.tokens} tokens")
         parts.append(" ".join(_named(self._view, fill) for fill in record.fills) or "no fill")
         return Text("  ".join(parts))
+
+
+def _widths(width: int) -> dict[str, int]:
+    """Of the table's columns, on a console of this width."""
+    found = dict(_COLUMNS)
+    # What gives way where it is narrow, and to what width, in turn.
+    for name, least in (("lookahead", 15), (" ", 10), ("lookahead", 10)):
+        missing = sum(found.values()) + _GAP * len(found) - width
+        found[name] = max(least, found[name] - max(0, missing))
+    return found
+
+
+def _least(probabilities: list[float]) -> Text:
+    """The probability; of several the least."""
+    least = min(probabilities)
+    several = "≥" if len(probabilities) > 1 else ""
+    return Text(f"{several}{least:.2f}", confidence_style(least))
 
 
 def _named(view: OutputView, placed: Fill | Lookahead) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lopa.config import (
+    AcceptName,
     AttentionName,
     AutoName,
     CacheName,
@@ -97,6 +98,9 @@ class Decoding(_Strict):
     order: OrderName | None = None
     branches: int | AutoName | None = None
     objective: ObjectiveName | None = None
+    accept: AcceptName | None = None
+    agreement: float | None = None
+    agreement_ahead: float | None = None
     score: ScoreName | None = None
     score_fraction: float | None = None
     score_window: int | None = None

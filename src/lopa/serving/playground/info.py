@@ -13,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from lopa.config import (
     PRESETS,
+    AcceptName,
     DecodeConfig,
     DecoderName,
     ScoreName,
@@ -87,36 +88,50 @@ def _field(name: str, decoders: list[str]) -> dict[str, Any]:
     return {**described, "words": words} if words else described
 
 
+# Options that decide which others there are.
+_DECIDING = ("decoder", "window", "accept", "score")
+
+
 def _variants(usual: Mapping[str, Any], decoders: list[str]) -> list[dict[str, Any]]:
     """Names and defaults of the options, for every combination that decides which there are."""
-    own = {"decoder": usual["decoder"], "window": _window(usual), "score": usual.get("score")}
+    own: dict[str, Any] = {name: usual.get(name) for name in _DECIDING}
+    own["window"] = _window(usual)
     plain = DecodeConfig(**own).settings()  # a score has defaults of its own
     changed = {n: v for n, v in usual.items() if n != "decoder" and v != plain.get(n)}
     found = []
     for decoder in decoders:
         windows = get_args(WindowName) if decoder == "lopa" else (None,)
-        scores = get_args(ScoreName) if decoder == "lopa" else (None,)
+        accepts = get_args(AcceptName) if decoder == "lopa" else (None,)
         for window in _first(windows, usual.get("window")):
-            for score in _first(scores, usual.get("score")):
-                found.append(_variant(decoder, window, score, changed))
+            for accept in _first(accepts, usual.get("accept")):
+                for score in _scores(decoder, accept, usual):
+                    chosen = dict(zip(_DECIDING, (decoder, window, accept, score), strict=True))
+                    found.append(_variant(chosen, changed))
     return found
 
 
-def _variant(decoder: Any, window: Any, score: Any, changed: Mapping[str, Any]) -> dict[str, Any]:
-    settings = DecodeConfig(decoder=decoder, window=window, score=score).settings()
-    used = [
-        name for name in FIELDS if name in _COMMON or name in options_of(decoder, window, score)
-    ]
+def _scores(decoder: Any, accept: Any, usual: Mapping[str, Any]) -> list[Any]:
+    """None alone where no branch is scored."""
+    if "score" not in DecodeConfig(decoder=decoder, accept=accept).settings():
+        return [None]
+    return _first(get_args(ScoreName), usual.get("score", DecodeConfig().score))
+
+
+def _variant(chosen: dict[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    decoder, window, score = chosen["decoder"], chosen["window"], chosen["score"]
+    settings = DecodeConfig(**chosen).settings()
+    own = options_of(decoder, window, score)
+    if decoder == "lopa":  # which has a value for all that it uses
+        own &= settings.keys()
+    used = [name for name in FIELDS if name in _COMMON or name in own]
     if window is None:  # only lopa can choose it
         used.remove("window")
     if "objective" in used:  # for branches auto only; the page leaves it at its default
         used.remove("objective")
-    changed = {name: value for name, value in changed.items() if name not in ("window", "score")}
+    changed = {name: value for name, value in changed.items() if name not in _DECIDING}
     defaults = {name: changed.get(name, settings.get(name)) for name in used}
     return {
-        "decoder": decoder,
-        "window": window,
-        "score": score,
+        **chosen,
         "used": used,
         "defaults": {name: value for name, value in defaults.items() if value is not None},
     }

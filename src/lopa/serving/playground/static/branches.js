@@ -1,9 +1,11 @@
-// The branches of one round: a lane each, with its lookahead token, its score, and its confidence
-// at every remaining mask.
+// The branches of one round: a lane each, with its lookahead tokens, what the anchor of the same round
+// predicts in their place, its score, and its confidence at every remaining mask.
 
 import { landscapeColours } from "./colour.js";
 import { fixed, h, percent, plural, quoted, setAttribute, setText } from "./dom.js";
 import { landscape } from "./trace.js";
+
+const NAMED = 2; // lookahead tokens of a branch that are shown; of more there is the number
 
 export class BranchLanes {
   constructor(root, { onpoint = null } = {}) {
@@ -25,6 +27,7 @@ export class BranchLanes {
           head("rank", "#"),
           head("ahead", "lookahead"),
           head("prob", "p"),
+          head("anchor", "anchor"),
           head("score", "score"),
           head("strip-cell", "confidence at each remaining mask"),
         ),
@@ -52,18 +55,23 @@ export class BranchLanes {
       if (lane.row.hidden !== hidden) lane.row.hidden = hidden;
       if (hidden) return lane.row.classList.remove("won");
       const won = index === record.winner;
-      const ahead = branch.lookahead;
-      setAttribute(lane.row, "class", won ? "lane won" : "lane");
-      setText(lane.rank, ahead ? String(index + 1) : "–");
-      setText(lane.token, ahead ? quoted(shownPiece(run, ahead.token)) : "anchor");
-      setText(lane.place, ahead ? ` at +${ahead.position - run.prompt}` : "");
-      setText(lane.prob, ahead ? percent(ahead.max_prob) : "");
-      lane.position = ahead?.position ?? null;
+      const ahead = branch.lookaheads;
+      const [first] = ahead;
+      const verdict = won ? "won" : branch.refused ? `refused: ${branch.refused}` : "";
+      setAttribute(lane.row, "class", won ? "lane won" : branch.refused ? "lane refused" : "lane");
+      setText(lane.rank, first ? String(index + 1) : "–");
+      setText(lane.token, first ? names(run, ahead) : "anchor");
+      const place = first ? `+${first.position - run.prompt}` : "";
+      setText(lane.place, first ? ` ${ahead.length > 1 ? "from" : "at"} ${place}` : "");
+      setText(lane.prob, first ? least(ahead) : "");
+      this.#opinion(lane, run, branch);
+      lane.positions = ahead.map((a) => a.position);
       // The worst still has a short bar: scores are compared and have no zero.
       const share = span > 0 ? (branch.score - low) / span : 1;
       lane.bar.style.backgroundSize = `${(4 + 96 * share).toFixed(1)}% 100%`;
       setText(lane.figure, fixed(branch.score, 3));
-      setText(lane.verdict, won ? "won" : "");
+      setText(lane.verdict, verdict && ` ${verdict}`);
+      setAttribute(lane.ahead, "title", verdict && !won ? verdict : null); // it may be cut
       this.#strip(lane, run, branch, field);
     });
   }
@@ -83,11 +91,12 @@ export class BranchLanes {
       place: h("span", { class: "place" }),
       verdict: h("span", { class: "verdict" }),
       prob: box(),
+      anchor: box(),
       score: box(),
       bar: h("span", { class: "track" }),
       figure: h("span", { class: "figure" }),
       canvas: h("canvas", { class: "strip", height: 1, width: 1, role: "img" }),
-      position: null,
+      positions: [],
     };
     lane.ahead.append(lane.token, lane.place, lane.verdict);
     lane.score.append(lane.bar, lane.figure);
@@ -96,18 +105,30 @@ export class BranchLanes {
       {
         role: "row",
         class: "lane",
-        onpointerenter: () => this.onpoint?.(lane.position),
-        onpointerleave: () => this.onpoint?.(null),
+        onpointerenter: () => this.onpoint?.(lane.positions),
+        onpointerleave: () => this.onpoint?.([]),
       },
       cell("rank", "cell", lane.rank),
       cell("ahead", "rowheader", lane.ahead),
       cell("prob", "cell", lane.prob),
+      cell("anchor", "cell", lane.anchor),
       cell("score", "cell", lane.score),
       cell("strip-cell", "cell", lane.canvas),
     );
     lane.pen = lane.canvas.getContext("2d");
     this.lanes.push(lane);
     this.body.append(lane.row);
+  }
+
+  // What the anchor predicts where the branch has placed its tokens: the probability if it is the same
+  // token, else the other one.
+  #opinion(lane, run, branch) {
+    const others = branch.anchor.filter((o, i) => o.token !== branch.lookaheads[i]?.token);
+    const text = others.length ? names(run, others, 1) : branch.anchor.length ? least(branch.anchor) : "";
+    setText(lane.anchor, text);
+    setAttribute(lane.anchor, "class", others.length ? "box other" : "box");
+    const says = others.length ? "anchor predicts another token" : "probability by the anchor";
+    setAttribute(lane.anchor, "title", text ? `${says}: ${text}` : null);
   }
 
   // One pixel per position, stretched by the style sheet; the same positions in every lane.
@@ -120,15 +141,16 @@ export class BranchLanes {
     const levels = landscape(branch);
     pixels.fill(colours.filled);
     if (branch.end < to) pixels.fill(colours.none, branch.end - from);
+    const ahead = new Set(branch.lookaheads.map((a) => a.position));
     let index = 0;
     let sum = 0;
     for (const position of places) {
-      if (position === branch.lookahead?.position || index >= branch.masks) continue;
+      if (ahead.has(position) || index >= branch.masks) continue;
       const level = levels[index++];
       pixels[position - from] = level === undefined ? colours.none : colours.levels[level];
       sum += level ?? 0;
     }
-    if (branch.lookahead) pixels[branch.lookahead.position - from] = colours.ahead;
+    for (const position of ahead) pixels[position - from] = colours.ahead;
     lane.pen.putImageData(image, 0, 0);
     const mean = levels.length ? `, mean confidence ${percent(sum / 255 / levels.length)}` : "";
     setAttribute(lane.canvas, "aria-label", `${branch.masks} masks left${mean}`);
@@ -138,6 +160,18 @@ export class BranchLanes {
 // EOS tokens have long names, and there are many of them.
 function shownPiece(run, token) {
   return run.eos.has(token) ? "∎" : run.piece(token);
+}
+
+// The first of the tokens, and how many more there are.
+function names(run, placed, count = NAMED) {
+  const shown = placed.slice(0, count).map(({ token }) => quoted(shownPiece(run, token)));
+  return [...shown, ...(placed.length > count ? [`+${placed.length - count} more`] : [])].join(" ");
+}
+
+// The probability; of several the least.
+function least(placed, several = "≥ ") {
+  const found = percent(Math.min(...placed.map((a) => a.max_prob)));
+  return placed.length > 1 ? several + found : found;
 }
 
 // The round in words.
@@ -156,11 +190,19 @@ export function story(run, round) {
       : `${tokens} filled${forced ? ` (${forced} forced)` : ""}`;
   if (count === 1) return `One forward over ${winner.masks} masks: ${how}.`;
   const anchor = record.branches[count - 1];
-  const rows = `${plural(count - 1, "lookahead")} and the anchor in one forward.`;
-  if (!winner.lookahead) return `${rows} The anchor won (score ${fixed(anchor.score, 2)}): ${how}.`;
-  const { token, max_prob } = winner.lookahead;
-  return (
-    `${rows} Lookahead ${record.winner + 1}, ${quoted(shownPiece(run, token))} (${percent(max_prob)}), ` +
-    `won: score ${fixed(winner.score, 2)}, anchor ${fixed(anchor.score, 2)}; ${how}.`
-  );
+  const refused = record.branches.filter((branch) => branch.refused).length;
+  const rows =
+    `${plural(count - 1, "lookahead")} and the anchor in one forward` +
+    `${refused ? `, ${refused === count - 1 ? "all" : refused} refused` : ""}.`;
+  const ahead = winner.lookaheads;
+  const exact = run.settings.accept === "exact"; // the anchor decides, and no score
+  if (!ahead.length) {
+    return exact
+      ? `${rows} No lookahead was confirmed by the anchor: ${how}.`
+      : `${rows} The anchor won (score ${fixed(anchor.score, 2)}): ${how}.`;
+  }
+  const named = `Lookahead ${record.winner + 1}, ${names(run, ahead)} (${least(ahead, "at least ")}),`;
+  if (exact) return `${rows} ${named} was confirmed by the anchor; ${how}.`;
+  const scores = `score ${fixed(winner.score, 2)}, anchor ${fixed(anchor.score, 2)}`;
+  return `${rows} ${named} won: ${scores}; ${how}.`;
 }

@@ -40,7 +40,7 @@ export class GenerateView {
         else showTip(cell, this.grid.describe(position));
       },
     });
-    this.lanes = new BranchLanes(e["lanes"], { onpoint: (position) => this.grid.point(position) });
+    this.lanes = new BranchLanes(e["lanes"], { onpoint: (positions) => this.grid.point(positions) });
     this.player = new Player(e, e["round-label"], (round, moving) => this.show(round, moving));
     playerKeys(this.player, () => !root.hidden);
     this.#compose();

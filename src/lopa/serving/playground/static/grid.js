@@ -39,6 +39,7 @@ export class TokenGrid {
     this.heads = []; // by block: elements and what they show
     this.fresh = [];
     this.candidates = [];
+    this.pointed = [];
     this.coloured = 0; // rounds that the colours by round are spread over
     this.entry = null; // the cell that is the tab stop
     this.root.replaceChildren();
@@ -67,8 +68,8 @@ export class TokenGrid {
       for (const position of run.filledIn[r]) this.#paint(position);
     }
     this.#mark("fresh", "fresh", run.filledIn[round] ?? []);
-    const ahead = round < run.total || !run.done ? run.rounds[round - 1]?.spawned ?? [] : [];
-    this.#candidates(ahead);
+    const drafts = round < run.total || !run.done ? run.rounds[round - 1]?.spawned ?? [] : [];
+    this.#candidates(drafts);
     if (this.colourBy === "round" && this.coloured !== run.total) {
       for (const [position, element] of this.cells) this.#paint(position, element);
       this.coloured = run.total;
@@ -76,10 +77,8 @@ export class TokenGrid {
     this.heads.forEach((head, index) => this.#state(head, run.blocks[index], round));
   }
 
-  point(position) {
-    this.pointed?.classList.remove("pointed");
-    this.pointed = this.cells.get(position);
-    this.pointed?.classList.add("pointed");
+  point(positions) {
+    this.#mark("pointed", "pointed", positions);
   }
 
   // Details of a position after the round shown.
@@ -88,12 +87,14 @@ export class TokenGrid {
     const cell = run.cells.get(position);
     const place = position - run.prompt;
     if (!cell || cell.round > this.shown) {
-      const ahead = run.rounds[this.shown - 1]?.spawned.find((a) => a.position === position);
+      const drafts = run.rounds[this.shown - 1]?.spawned ?? [];
+      const found = drafts.flatMap((draft) => draft.filter((a) => a.position === position));
       const rows = [["place", `+${place}`]];
-      if (ahead) {
-        rows.push(["next lookahead", quoted(run.piece(ahead.token))]);
-        rows.push(["probability", percent(ahead.max_prob)]);
+      if (found.length) {
+        rows.push(["next lookahead", quoted(run.piece(found[0].token))]);
+        rows.push(["probability", percent(found[0].max_prob)]);
       }
+      if (found.length > 1) rows.push(["in branches", `${found.length} of ${drafts.length}`]);
       return { title: "mask", rows };
     }
     return {
@@ -174,17 +175,22 @@ export class TokenGrid {
     this[list] = positions;
   }
 
-  // Masks where the next round looks ahead show the lookahead token.
-  #candidates(ahead) {
+  // Masks where the next round looks ahead show the lookahead token; of several drafts with a token
+  // at the same mask, that of the best-ranked.
+  #candidates(drafts) {
     if (!this.compact) {
       for (const position of this.candidates) {
         const cell = this.run.cells.get(position);
         if (!cell || cell.round > this.shown) this.#paint(position);
       }
     }
-    this.#mark("candidates", "candidate", ahead.map((a) => a.position));
+    const ahead = new Map();
+    for (const draft of drafts) {
+      for (const { position, token } of draft) if (!ahead.has(position)) ahead.set(position, token);
+    }
+    this.#mark("candidates", "candidate", [...ahead.keys()]);
     if (this.compact) return;
-    for (const { position, token } of ahead) {
+    for (const [position, token] of ahead) {
       const element = this.cells.get(position);
       if (!element) continue;
       const text = this.run.eos.has(token) ? "∎" : visible(this.run.piece(token));

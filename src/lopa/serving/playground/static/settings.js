@@ -91,7 +91,7 @@ export class SettingsForm {
     this.complain(null);
   }
 
-  // The chosen decoder, window and score decide which options there are.
+  // The chosen decoder, window, accept and score decide which options there are.
   #variant() {
     const given = (name) => {
       const row = this.rows.get(name);
@@ -102,12 +102,10 @@ export class SettingsForm {
     const own = variants.filter((variant) => variant.decoder === decoder);
     const first = own[0] ?? variants[0];
     const window = given("window") ?? first.window;
+    const accept = given("accept") ?? first.accept;
     const score = given("score") ?? first.score;
-    return (
-      own.find((v) => v.window === window && v.score === score) ??
-      own.find((v) => v.window === window) ??
-      first
-    );
+    const fitting = own.filter((v) => v.window === window && v.accept === accept);
+    return fitting.find((v) => v.score === score) ?? fitting[0] ?? first;
   }
 
   #row(field) {

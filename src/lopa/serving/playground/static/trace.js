@@ -4,7 +4,7 @@
 
 export class TraceError extends Error {}
 
-const VERSION = 1;
+const VERSION = 2;
 // Fields of a round in a file; a stream has more.
 const ROUND = [
   ...["index", "start", "cached", "committed", "branches", "winner"],
@@ -73,6 +73,10 @@ export class Run {
     const branches = list(record.branches, "branches");
     const winner = branches[record.winner];
     if (!winner) throw new TraceError(`round ${index} has no winner`);
+    for (const branch of branches) {
+      list(branch.lookaheads, "lookaheads");
+      list(branch.anchor, "anchor");
+    }
     const filled = [];
     const put = (placed, kind) => {
       const position = whole(placed.position, "position");
@@ -84,9 +88,9 @@ export class Run {
       });
       filled.push(position);
     };
-    if (winner.lookahead) put(winner.lookahead, "lookahead");
+    for (const ahead of winner.lookaheads) put(ahead, "lookahead");
     for (const fill of list(record.fills, "fills")) put(fill, String(fill.kind));
-    list(record.spawned, "spawned");
+    for (const draft of list(record.spawned, "spawned")) list(draft, "spawned");
     for (const block of list(record.blocks, "blocks")) this.#block(block, index);
     this.#learn(record.pieces);
     this.rounds.push(record);
