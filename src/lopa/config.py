@@ -369,14 +369,14 @@ class DecodeConfig:
         """The settings published with the paper for a task, with changes on top."""
         if task not in PRESETS:
             raise ConfigError(f"no preset {task!r}: choose from {', '.join(PRESETS)}")
-        return cls(**_merged({**_PUBLISHED, **PRESETS[task]}, changes))
+        return cls(**merged({**_PUBLISHED, **PRESETS[task]}, changes))
 
     def changed(self, **changes: Any) -> DecodeConfig:
         """The same settings with some of them changed.
 
         Another decoder, window or score takes of the others what it can use.
         """
-        return DecodeConfig(**_merged(self.settings(), changes)) if changes else self
+        return DecodeConfig(**merged(self.settings(), changes)) if changes else self
 
 
 # How the paper looks ahead, whatever is the default here.
@@ -464,17 +464,15 @@ _OPTIONAL = tuple(
 )
 
 
-def _merged(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def merged(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Settings with changes on top, less what the changes make meaningless."""
     dropped: set[str] = set()
-    if changes.keys() & {"accept", "score", "early_stop"}:  # each has its own defaults
+    if changes.keys() & {"accept", "early_stop"}:  # each has its own defaults
+        dropped |= {*PAPER, *_UNACCEPTED["exact"]}
+    if "score" in changes:
         dropped |= {"creation_weight", "score_fraction", "score_window"}
-    if changes.keys() & {"accept", "attention"}:
-        dropped |= {"agreement", "agreement_ahead", "merge"}
-    if "accept" in changes:
-        dropped |= set(_UNACCEPTED["exact"])
-    if "early_stop" in changes:
-        dropped |= set(PAPER)
+    if "attention" in changes:
+        dropped |= {"agreement", "agreement_ahead"}
     if changes.keys() & {"decoder", "window"}:
         decoder = changes.get("decoder", settings.get("decoder", "lopa"))
         dropped |= set(_OPTIONAL) - options_of(decoder, changes.get("window"))

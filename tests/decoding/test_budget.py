@@ -37,7 +37,7 @@ def choices(
 @pytest.mark.parametrize("most", [2.0, 3.0, 5.0])  # cost of 16 rows against one
 def test_lookahead_that_never_helps_is_nearly_given_up(most: float) -> None:
     cost = RoundCost(((WINDOW, 1.0), (16 * WINDOW, most)))
-    chosen = choices(BranchBudget(cost), dict.fromkeys(AUTO_BRANCHES, 4.0), rounds=300)
+    chosen = choices(BranchBudget(cost, "score"), dict.fromkeys(AUTO_BRANCHES, 4.0), rounds=300)
     assert chosen[0] > 0
     later = chosen[60:]
     assert set(later) <= {0, 1}
@@ -48,7 +48,7 @@ def test_lookahead_that_never_helps_is_nearly_given_up(most: float) -> None:
 @pytest.mark.parametrize("slope", [0.6, 0.8, 1.0, 1.5])  # cost of another row, as a share of one
 def test_trials_that_find_nothing_cost_little(slope: float) -> None:
     cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.0 + slope)))
-    chosen = choices(BranchBudget(cost), dict.fromkeys(AUTO_BRANCHES, 4.0), rounds=300)
+    chosen = choices(BranchBudget(cost, "score"), dict.fromkeys(AUTO_BRANCHES, 4.0), rounds=300)
     assert set(chosen) == {0, 1}
     assert sum(cost(WINDOW * (k + 1)) for k in chosen) < 1.02 * 300
 
@@ -58,12 +58,12 @@ def test_a_first_branch_that_helps_leads_to_more() -> None:
     cost = RoundCost(((WINDOW, 1.0), (16 * WINDOW, 3.0)))
     best = max(gains, key=lambda k: gains[k] / cost(WINDOW * (k + 1)))
     assert best == 3
-    assert set(choices(BranchBudget(cost), gains, rounds=100)[60:]) == {best}
+    assert set(choices(BranchBudget(cost, "score"), gains, rounds=100)[60:]) == {best}
 
 
 def test_lookahead_that_always_helps_at_no_cost_goes_to_the_most() -> None:
     gains = {k: 4.0 + k for k in AUTO_BRANCHES}
-    assert set(choices(BranchBudget(EVERY_ROUND_THE_SAME), gains)) == {MOST}
+    assert set(choices(BranchBudget(EVERY_ROUND_THE_SAME, "score"), gains)) == {MOST}
 
 
 @pytest.mark.parametrize("plain", [1.5, 2.0, 3.0, 5.0, 8.0])
@@ -74,7 +74,7 @@ def test_what_branches_usually_add_is_spent_at_the_best_rate(plain: float, slope
     top_prob = 0.7  # where the first branch's share is nearest to the others'
     gains = dict(zip(AUTO_BRANCHES, np.cumsum([plain, *ADDED]).tolist(), strict=True))
     cost = RoundCost(((WINDOW, 1.0), (16 * WINDOW, 1.0 + 15 * slope)))
-    chosen = choices(BranchBudget(cost), gains, rounds=200, top_prob=top_prob)[20:]
+    chosen = choices(BranchBudget(cost, "score"), gains, rounds=200, top_prob=top_prob)[20:]
     rate = sum(gains[k] for k in chosen) / sum(cost(WINDOW * (k + 1)) for k in chosen)
     assert rate > 0.95 * max(gains[k] / cost(WINDOW * (k + 1)) for k in gains)
 
@@ -82,14 +82,14 @@ def test_what_branches_usually_add_is_spent_at_the_best_rate(plain: float, slope
 def test_a_first_branch_whose_token_is_confident_is_worth_less() -> None:
     cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.55)))
     probs = (0.2, 0.95, 1.0000001)
-    chosen = {prob: BranchBudget(cost).choose_branches(WINDOW, 1, prob) for prob in probs}
+    chosen = {prob: BranchBudget(cost, "score").choose_branches(WINDOW, 1, prob) for prob in probs}
     assert chosen == {0.2: 1, 0.95: 0, 1.0000001: 0}
 
 
 def test_while_a_block_waits_for_the_next_only_what_costs_little_is_tried() -> None:
     def choice(slope: float, *, is_waiting: bool) -> int:
         cost = RoundCost(((WINDOW, 1.0), (16 * WINDOW, 1.0 + 15 * slope)))
-        return BranchBudget(cost).choose_branches(WINDOW, MOST, 0.2, is_waiting=is_waiting)
+        return BranchBudget(cost, "score").choose_branches(WINDOW, MOST, 0.2, is_waiting=is_waiting)
 
     assert choice(0.45, is_waiting=True) == 0 < choice(0.45, is_waiting=False)
     assert choice(0.15, is_waiting=True) < choice(0.15, is_waiting=False)
@@ -101,7 +101,7 @@ def test_an_answer_without_eos_in_view_is_expected_to_go_faster() -> None:
     cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.45)))
 
     def choice(rounds: int, *, is_open: bool) -> int:
-        budget = BranchBudget(cost)
+        budget = BranchBudget(cost, "score")
         for _ in range(rounds):
             budget.choose_branches(WINDOW, 0, 0.7, is_open=is_open)
             budget.learn([2], WINDOW)
@@ -116,7 +116,7 @@ def test_rounds_that_bring_little_are_not_where_the_time_goes() -> None:
     cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.65)))
 
     def choice(rounds: list[int]) -> int:
-        budget = BranchBudget(cost)
+        budget = BranchBudget(cost, "score")
         for tokens in rounds:
             budget.choose_branches(WINDOW, 0, 0.7)
             budget.learn([tokens, tokens + 2], WINDOW)
@@ -127,13 +127,13 @@ def test_rounds_that_bring_little_are_not_where_the_time_goes() -> None:
 
 
 def test_never_more_than_there_are_candidates() -> None:
-    budget = BranchBudget(EVERY_ROUND_THE_SAME)
+    budget = BranchBudget(EVERY_ROUND_THE_SAME, "score")
     for candidates in range(MOST + 1):
         assert budget.choose_branches(WINDOW, candidates, 0.7) <= candidates
 
 
 def test_winners_of_fewer_branches() -> None:
-    budget = BranchBudget(EVERY_ROUND_THE_SAME)
+    budget = BranchBudget(EVERY_ROUND_THE_SAME, "score")
     scores = [-2.0, -0.5, -3.0, -0.5, -0.1, -1.0]  # five lookaheads, then the anchor
     # With 0, 1, 3, and all that there were in place of 7: ties go to the better ranked.
     assert budget.winners(scores) == [5, 5, 1, 4]
@@ -152,17 +152,17 @@ def test_winners_of_fewer_branches() -> None:
 )
 def test_ends_of_a_chain_with_fewer_branches(chain: list[int], ends: list[int]) -> None:
     """Five drafts, so with 0, 1, 3, and all that there were in place of 7."""
-    assert BranchBudget(EVERY_ROUND_THE_SAME).chain_ends(chain, 5) == ends
+    assert BranchBudget(EVERY_ROUND_THE_SAME, "score").chain_ends(chain, 5) == ends
 
 
 def test_with_few_branches_a_chain_ends_at_all_of_them() -> None:
-    budget = BranchBudget(EVERY_ROUND_THE_SAME)
+    budget = BranchBudget(EVERY_ROUND_THE_SAME, "score")
     assert budget.chain_ends([1, 0], 1) == [1, 0]
     assert budget.chain_ends([2, 1], 2) == [2, 2, 1]
 
 
 def test_refused_branches_are_no_winners_of_fewer() -> None:
-    budget = BranchBudget(EVERY_ROUND_THE_SAME)
+    budget = BranchBudget(EVERY_ROUND_THE_SAME, "score")
     scores = np.array([3.0, 5.0, 1.0, 0.5])  # the anchor last
     selection = Selection(2, scores, {0: "why", 1: "why"})
     assert budget.winners(selection.allowed.tolist()) == [3, 3, 2]
@@ -256,7 +256,7 @@ def test_a_cached_prompt_changes_no_choice() -> None:
 
 def test_the_rate_is_of_all_rounds() -> None:
     """Each with its own cost, the first included."""
-    budget = BranchBudget(LINEAR)
+    budget = BranchBudget(LINEAR, "score")
     for row, tokens in ((32, 3), (64, 5), (128, 7)):
         budget.learn([tokens], row)
     assert budget._tokens == 3 + 5 + 7
@@ -275,7 +275,7 @@ def test_goes_to_another_process_in_the_middle() -> None:
 
 
 def test_one_without_rivals_may_not_have_won() -> None:
-    budget = BranchBudget(EVERY_ROUND_THE_SAME)
+    budget = BranchBudget(EVERY_ROUND_THE_SAME, "score")
     scores = [3.0, 5.0, 1.0, 2.5]  # the anchor last
     assert budget.winners(scores) == budget.winners(scores, True) == [3, 0, 1]
     assert budget.winners(scores, False) == [3, 3, 1]
@@ -358,8 +358,10 @@ def test_what_it_was_given_is_kept_and_what_it_goes_by_is_convex() -> None:
     bumpy = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.9), (16 * WINDOW, 3.0)))
     smooth = RoundCost(((WINDOW, 1.0), (16 * WINDOW, 3.0)))
     gains = dict.fromkeys(AUTO_BRANCHES, 4.0) | {1: 6.0, 3: 7.0}
-    assert BranchBudget(bumpy).cost == bumpy
-    assert choices(BranchBudget(bumpy), gains) == choices(BranchBudget(smooth), gains)
+    assert BranchBudget(bumpy, "score").cost == bumpy
+    assert choices(BranchBudget(bumpy, "score"), gains) == choices(
+        BranchBudget(smooth, "score"), gains
+    )
 
 
 @pytest.mark.parametrize("eos_share", [0.0, 0.05, 1.0])

@@ -21,21 +21,25 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
-from lopa.config import AUTO_BRANCHES
+from lopa.config import AUTO_BRANCHES, AcceptName
 from lopa.decoding.lookahead import Scores, merge, wins_alone
 from lopa.decoding.outcome import Outcome
 from lopa.errors import ConfigError
 from lopa.types import BoolArray
 
-# Prior of the tokens that each choice gains over the one before. `auto` does well with it both on
-# `words`, where a round without branches brings five, and on `functions`, where it brings two
-# (docs/results.md).
-PRIOR_GAINS = (1.8, 1.8, 2.0, 1.4)
+# Prior of the tokens that each choice gains over the one before, by the way branches are accepted:
+# means over rounds of `words`, where a round without branches brings five, and `functions`, where
+# it brings two (docs/results.md).
+PRIOR_GAINS: dict[AcceptName, tuple[float, ...]] = {
+    "score": (1.8, 1.8, 2.0, 1.4),
+    "agreed": (1.4, 1.8, 2.8, 2.9),
+    "exact": (0.5, 0.8, 0.4, 0.3),
+}
 PRIOR_COUNT = 20.0  # rounds that this prior counts for
 EMA_DECAY = 0.99  # weight of a round against the one after it
 # Some of a gain would have come a round later by itself: what counts is this share of it. For the
 # first branch it depends on the probability of its token, (up to, share): a confident one was about
-# to be filled anyway.
+# to be filled anyway. What `exact` gains is the whole of a later round.
 FIRST_GAIN_SHARES = ((0.5, 1.0), (0.8, 0.85), (math.inf, 0.5))
 NEXT_GAIN_SHARE = 0.9  # of the gain of more branches
 WAITING_GAIN_SHARE = 0.05  # of all that, while the first block waits: it would fill up anyway
@@ -97,8 +101,9 @@ EVERY_ROUND_THE_SAME = RoundCost(((1, 1.0),))  # for counting forwards
 class BranchBudget:
     """Learns from every round of one sequence and chooses how many branches the next may have."""
 
-    def __init__(self, cost: RoundCost) -> None:
+    def __init__(self, cost: RoundCost, accept: AcceptName) -> None:
         self.cost = cost
+        self.accept = accept
         self._costs = _cost_table(cost)
         self._steps = [_DecayedMean() for _ in AUTO_BRANCHES[1:]]  # gain of a choice over the last
         self._gains = self._expected_gains()
@@ -167,10 +172,12 @@ class BranchBudget:
         """Tokens that each choice gains over no branches, a list for each FIRST_GAIN_SHARES."""
         gains = []
         kept = 1.0  # a choice that gains less than its prior lowers the prior of the next
-        for step, prior in zip(self._steps, PRIOR_GAINS, strict=True):
+        for step, prior in zip(self._steps, PRIOR_GAINS[self.accept], strict=True):
             gains.append(step.value(prior * kept, PRIOR_COUNT))
             kept = min(1.0, gains[-1] / prior)
         first, *more = gains
+        if self.accept == "exact":
+            return [[0.0, *accumulate(more, initial=first)]] * len(FIRST_GAIN_SHARES)
         return [
             [0.0, *accumulate((NEXT_GAIN_SHARE * x for x in more), initial=share * first)]
             for _, share in FIRST_GAIN_SHARES

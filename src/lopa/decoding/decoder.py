@@ -54,7 +54,7 @@ class Decoder:
         self.budget: BranchBudget | None = None
         if config.branches == "auto":
             measured = cost if config.objective == "speed" else None
-            self.budget = BranchBudget(measured or EVERY_ROUND_THE_SAME)
+            self.budget = BranchBudget(measured or EVERY_ROUND_THE_SAME, config.accept)
         self.has_eos = False
         self.round = 0
         self.finish: FinishReason | None = None
