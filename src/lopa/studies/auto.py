@@ -16,8 +16,8 @@ from lopa.studies.study import Findings, Setting, Study, Table
 from lopa.studies.wording import accuracy, times
 
 THRESHOLDS = (0.95, 0.9, 0.85, 0.8)
-FIXED = (7, 14)
-DEFAULT = (7, 15)
+FIXED = (7, 14, 31)
+DEFAULT = (7, 15, 31)
 AUTO_DEFAULT = "auto, default"
 AUTO = {"branches": "auto", "objective": "tpf"}  # forwards are what AUP counts
 ARMS: dict[str, dict[str, Any]] = {
