@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # The figures in docs/results.md and measurements/kernels.md that need a GPU, a file each:
 #
-#     bash measurements/gpu.sh OUT [checks|rounds|throughput|precision|speed|auto|branches|floors|ablation …]
+#     bash measurements/gpu.sh OUT [checks|rounds|throughput|precision|speed|auto|branches|floors|ablation|
+#                                   accept|exact|temperature …]
 #
 # Parts that are not named are left out; without a name all of them run. What a part has decoded
-# before (precision, auto, branches, floors, ablation) is not decoded again if OUT has it. LIMIT:
+# before (all from precision on but speed) is not decoded again if OUT has it. LIMIT:
 # seconds for each command.
 set -uo pipefail
 out=${1:?where do the files go?}
 shift
-parts=${*:-checks rounds throughput precision speed auto branches floors ablation}
+parts=${*:-checks rounds throughput precision speed auto branches floors ablation accept exact temperature}
 mkdir -p "$out"
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 python=${PYTHON:-python3}
@@ -34,7 +35,7 @@ answers() { # STUDY SUFFIX OPTIONS…: of both tasks; not of time, so in TF32 an
     local study=$1 suffix=$2
     shift 2
     for task in functions words; do
-        measure "${study}_$task.txt" env TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 "${lopa[@]}" \
+        measure "$study${suffix}_$task.txt" env TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 "${lopa[@]}" \
             study "$study" --task $task --batch-size 64 "$@" --out "$out/$task$suffix"
     done
 }
@@ -72,6 +73,24 @@ for part in $parts; do
         ;;
     auto | branches) answers $part "" --limit 500 --workers 6 ;;
     floors) answers calibration -guard --limit 250 --seed 1 --workers 2 ;;
+    accept)
+        with=(--limit 1000 --seed 9101 --workers 3)
+        answers accept -accept "${with[@]}"
+        answers accept -accept-held-out --split held-out "${with[@]}"
+        answers accept -accept-block --attention block "${with[@]}"
+        ;;
+    exact) # in fp32: its claim is about tokens
+        for task in functions words; do
+            measure exact_$task.txt "${lopa[@]}" study exact --task $task --limit 500 --seed 9102 \
+                --batch-size 64 --workers 3 --out "$out/$task-exact"
+        done
+        ;;
+    temperature)
+        for task in functions words; do
+            measure temperature_$task.txt "${lopa[@]}" eval $task --limit 500 --seed 9103 \
+                --sweep temperature=0,0.2,0.5,0.7,1,1.5 --batch-size 64 --out "$out/$task-temperature"
+        done
+        ;;
     ablation) answers ablation -ablation --limit 250 --seed 1 --workers 2 ;;
     *)
         echo "no part $part" >&2

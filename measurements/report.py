@@ -13,6 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
+import accept_report
 import precision_report
 import ranks_report
 import rounds_report
@@ -24,6 +25,7 @@ from markdown_sections import fill
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/results.md", "docs/studies/README.md", "src/lopa/tiny/README.md")
 REPORTS = (
+    accept_report,
     precision_report,
     ranks_report,
     rounds_report,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lopa.studies import simulation, speed
-from markdown_sections import accuracy, command, machine, table, widest
+from markdown_sections import command, machine, table, widest
 
 FOLDER = Path(__file__).parent.parent / "docs" / "studies"
 TASKS = ("words", "functions")
@@ -36,7 +36,6 @@ def sections() -> dict[str, str]:
         runs.setdefault(run["study"], []).append((path, run))
     by_task = {study: {run["task"]: run for _, run in found} for study, found in runs.items()}
     return {
-        "results": _results(by_task["branches"]),
         "auto-speed": _auto_speed(runs),
         "readings": "\n".join(_readings(name, runs[name]) for name in READ),
         "studies": "\n\n".join(_study(name, found) for name, found in sorted(runs.items())),
@@ -68,28 +67,10 @@ def _short(runs: dict[str, Run]) -> str:
     return "\n\n".join([command(*_commands(runs)), body, _measured(runs, "accuracy" in values)])
 
 
-def _results(runs: dict[str, Run], k: int = 7) -> str:
-    """For the front page: D2F, the published rules and the default ones."""
-    heads = ("decoding", *(f"{task}: {what}" for task in runs for what in ("accuracy", "TPF")))
-    lines = {
-        "D2F (no lookahead)": (0, "published"),
-        f"LoPA as published, k = {k}": (k, "published"),
-        f"LoPA by default, k = {k}": (k, "default"),
-    }
-    rows = []
-    for name, options in lines.items():
-        cells = [name]
-        for run in runs.values():
-            points = {tuple(p["options"].values()): p for p in run["findings"]["points"]}
-            cells += [accuracy(points[options], interval=True), f"{points[options]['tpf']:.2f}"]
-        rows.append(cells)
-    return "\n\n".join([command(*_commands(runs)), table(heads, rows), _problems(runs) + "."])
-
-
 def _auto_speed(runs: dict[str, list[tuple[Path, Run]]]) -> str:
     """`auto` against the best fixed number: simulated and measured."""
-    heads = ("", "task", "round cost of", "best fixed k", "its tokens/s", "auto's", "auto / best",
-             "accuracy, best → auto")  # fmt: skip
+    heads = ("", "accept", "task", "round cost of", "best fixed k", "its tokens/s", "auto's",
+             "auto / best", "accuracy, best → auto")  # fmt: skip
     rows = []
     for _, run in runs[simulation.__name__.rpartition(".")[2]]:
         for found in run["findings"]["costs"]:
@@ -114,7 +95,8 @@ def _line(
 ) -> tuple[str, ...]:
     speeds = [f"{one['tokens_per_second']:.0f}" for one in both]
     right = " → ".join(f"{one['accuracy']:.0%}" for one in both)
-    return kind, run["task"], cost, best, *speeds, ratio, right
+    accept = run["settings"].get("accept", "score")
+    return kind, accept, run["task"], cost, best, *speeds, ratio, right
 
 
 def _device(name: str) -> str:
