@@ -44,7 +44,7 @@ def check(
     eos: list[int],
     shift: bool = True,
     aligned: bool = False,
-) -> None:
+) -> list[Round]:
     cost = STEEP if config.branches == "auto" else None
     decoder = Decoder(
         config, prompt, mask_id=MASK, eos_ids=eos, shift=shift, aligned=aligned, cost=cost
@@ -67,6 +67,7 @@ def check(
     assert len(records) == len(expected.rounds)
     assert decoder.generated.tolist() == expected.tokens
     assert decoder.finish == expected.finish
+    return records
 
 
 def check_rows(record: Round, rows: list[tuple[int, int, bool]], scores: list[float]) -> None:
@@ -143,6 +144,7 @@ accepts = st.one_of(
             "accept": st.just("agreed"),
             "agreement": st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]),
             "agreement_ahead": st.sampled_from([0.0, 0.1, 0.25, 0.75]),
+            "merge": st.booleans(),
         }
     ),
 )
@@ -281,6 +283,47 @@ def test_lookahead_on_blocks_and_on_the_canvas(
     options = {**window, **ahead, **accept, **score}
     config = DecodeConfig(max_new_tokens=new, threshold=threshold, **options)
     check(plain_blocks, source, config, prompt, eos=[EOS], shift=shift)
+
+
+WINDOWS: dict[str, dict[str, Any]] = {
+    "pipeline": {"block_size": 6, "append_at": 0.3, "activate_at": 0.5},
+    "block attention": {"block_size": 6, "append_at": 0.3, "attention": "block"},
+    "blocks": {"window": "blocks", "block_size": 12},
+    "blocks without a cache": {"window": "blocks", "block_size": 12, "cache": "none"},
+    "canvas": {"window": "canvas"},
+}
+
+
+@pytest.mark.parametrize("branches", [1, 3, 7, "auto"])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_branches_that_agree_are_merged(window: str, branches: Any) -> None:
+    """Where rows mostly predict the same, and some predictions are EOS."""
+    loop = plain_blocks if "window" in WINDOWS[window] else plain_pipeline
+    rounds: list[Round] = []
+    for seed in range(20):
+        config = DecodeConfig(
+            max_new_tokens=24,
+            branches=branches,
+            threshold=(0.75, 0.9, 0.95)[seed % 3],
+            agreement=(0.1, 0.25)[seed % 2],
+            agreement_ahead=(0.1, 0.4)[seed % 2],
+            lookahead_eos=seed % 4 == 0,
+            **{"score": "mean", "creation_weight": 0.25} if seed % 5 == 0 else {},
+            **{"objective": "tpf"} if branches == "auto" and seed % 3 else {},
+            **WINDOWS[window],
+        )
+        source = MadeUpRanking(
+            seed=seed,
+            levels=QUARTERS if seed % 6 == 0 else None,
+            eos_share=(0.0, 0.05, 0.15)[seed % 3],
+            steady=(0.9, 0.97, 1.1)[seed // 3 % 3],
+        )
+        rounds += check(loop, source, config, [1, 2, 3], eos=[EOS], shift=seed % 2 == 0)
+    merging = [r for r in rounds if any(f.kind == "merged" for f in r.fills)]
+    if branches == 1:
+        assert not merging
+    else:
+        assert len(merging) > 0.1 * len(rounds)
 
 
 class Predictable(MadeUp):
