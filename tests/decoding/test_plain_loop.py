@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made_up import EOS, MASK, VOCAB, MadeUp, advance, drive
+from made_up import EOS, MASK, VOCAB, MadeUp, MadeUpRanking, advance, drive
 from plain_loop import (
     Draft,
     PlainModel,
@@ -79,29 +79,6 @@ def check_agreement(record: Round, plain: PlainRound) -> None:
     opinions = [(o.token, o.max_prob) for branch in record.branches for o in branch.anchor]
     assert opinions == plain.opinions
     assert {row for row, branch in enumerate(record.branches) if branch.refused} == plain.refused
-
-
-class MadeUpRanking(MadeUp):
-    """Ranks by another draw than the probability, so that neither can stand in for the other.
-
-    `steady` is the share of tokens that depend on nothing but the position: whatever is filled
-    elsewhere, they are predicted again.
-    """
-
-    def __init__(self, steady: float = 0.0, **options: Any) -> None:
-        super().__init__(**options)
-        self.steady = steady
-        self.drawn: dict[Any, tuple[int, float, float]] = {}  # both sides ask for the same
-
-    def at(self, index: int, row: tuple[int, ...], position: int) -> tuple[int, float, float]:
-        key = index, row, position
-        if key not in self.drawn:
-            token, max_prob, _ = super().at(*key)
-            *_, ranking = super().at(index, row, position + 1000)
-            if super().at(index, row, position + 2000)[1] < self.steady:
-                token, *_ = super().at(0, (), position)
-            self.drawn[key] = token, max_prob, ranking
-        return self.drawn[key]
 
 
 # A quarter is exact in binary: what is drawn in quarters ties, with other draws and with the
