@@ -205,7 +205,8 @@ def merged_of(
         """They predict each other's lookahead token, and the branch expects no other token where
         the one before it is confident."""
         mine, its = rows[number].draft, rows[other].draft
-        assert mine is not None and its is not None
+        assert mine is not None
+        assert its is not None
         if not predicts(number, its.position, its.token):
             return False
         if not predicts(other, mine.position, mine.token):

@@ -16,7 +16,7 @@ from lopa.decoding.lookahead import merge
 from lopa.decoding.outcome import Outcome
 from lopa.decoding.policy import AgreedPolicy
 from lopa.decoding.round_view import RoundView
-from lopa.types import BoolArray, Draft, Lookahead
+from lopa.types import Draft, Lookahead
 
 CONFIG = DecodeConfig(threshold=0.9, agreement=0.25, agreement_ahead=0.75)
 OFFSET, COLUMNS = 10, 6
