@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lopa.config import PAPER, PRESETS, DecodeConfig, options_of
+from lopa.config import PAPER, PRESETS, DecodeConfig, merged, options_of
 from lopa.errors import ConfigError
 
 
@@ -82,6 +82,11 @@ def test_defaults_by_decoder() -> None:
         ({"accept": "exact", "score": "fills"}, "with accept exact"),
         ({"accept": "exact", "lookahead_floor": 0.2}, "with accept exact"),
         ({"decoder": "d2f", "accept": "agreed"}, "belongs to lopa"),
+        ({"merge": 1}, "merge must be true or false"),
+        ({"accept": "score", "merge": True}, "merge is not used by the lopa decoder with accept"),
+        ({"accept": "exact", "merge": True}, "with accept exact"),
+        ({"early_stop": False, "merge": True}, "with accept score"),
+        ({"decoder": "d2f", "merge": True}, "belongs to lopa"),
     ],
 )
 def test_refused(options: dict[str, Any], named: str) -> None:
@@ -164,9 +169,40 @@ def test_every_way_to_accept_has_its_own_options(accept: Any) -> None:
     settings = config.settings()
     assert DecodeConfig(**settings) == config
     assert ("agreement" in settings, "score" in settings) == (accept == "agreed", accept != "exact")
+    assert config.merge == ("merge" in settings) == (accept == "agreed")
     for other in ("score", "agreed", "exact"):
         changed = config.changed(accept=other)
         assert changed == DecodeConfig(accept=other, branches=3, threshold=0.8)  # type: ignore[arg-type]
+
+
+def test_changes_drop_what_they_make_meaningless() -> None:
+    usual = DecodeConfig()
+    parity = DecodeConfig(early_stop=False)
+    assert usual.changed(early_stop=False) == parity
+    assert parity.changed(early_stop=True) == usual
+    assert usual.changed(early_stop=False, accept="agreed").merge
+    assert not usual.changed(merge=False).changed(branches=3).merge
+    strict = DecodeConfig(agreement=0.2, merge=False, score="mean", lookahead_floor=0.1)
+    assert strict.changed(accept="score") == DecodeConfig(accept="score")
+    assert strict.changed(branches=3).agreement == 0.2
+    block = usual.changed(attention="block")
+    assert (block.agreement, block.agreement_ahead) == (0.1, 0.8)
+    assert strict.changed(attention="block").merge is False
+    assert block.changed(attention="full") == usual
+    assert merged({"agreement": 0.2, "score": "mean", "branches": 3}, {"accept": "score"}) == {
+        "branches": 3,
+        "accept": "score",
+    }
+    assert merged({"score": "mean", "score_fraction": 0.5}, {"score": "window"}) == {
+        "score": "window"
+    }
+    assert merged({"agreement": 0.2, "objective": "tpf"}, {"branches": 3}) == {
+        "agreement": 0.2,
+        "branches": 3,
+    }
+    assert merged({"threshold": 0.5, "window": "blocks"}, {"decoder": "vanilla"}) == {
+        "decoder": "vanilla"
+    }
 
 
 def test_numbers_of_other_libraries() -> None:

@@ -184,6 +184,26 @@ def test_the_story_of_exact(open_page: OpenPage, tmp_path: Path) -> None:
     ]
 
 
+def test_merged_fills_are_of_their_own_kind(open_page: OpenPage, tmp_path: Path) -> None:
+    made = refusing_trace()
+    fills = made.rounds[1].fills
+    for number, kind in ((0, "merged"), (1, "merged"), (2, "forced")):
+        fills[number].kind = kind
+    trace.write(made, tmp_path / "run.jsonl")
+    page = open_page()
+    page.locator("#file").set_input_files(tmp_path / "run.jsonl")
+    expect(page.locator("#status")).to_contain_text("Finished")
+    assert page.locator("#grid .cell.merged").all_inner_texts() == list("ef")
+    expect(page.locator("#story")).to_contain_text("; 4 tokens filled (2 merged, 1 forced).")
+    page.locator("#grid .cell.merged").first.hover()
+    expect(page.get_by_role("tooltip")).to_contain_text("merged: other branches agree")
+    edges = page.locator(".legend .cell.key").evaluate_all(
+        "(all) => all.map((e) => getComputedStyle(e).boxShadow)"
+    )
+    own = [edge for edge in edges if edge != "none"]
+    assert len(own) == len(set(own)) == 3
+
+
 @pytest.mark.parametrize("broken", ["lookaheads", "anchor"])
 def test_a_branch_without_its_lists_is_refused(
     open_page: OpenPage, tmp_path: Path, broken: str

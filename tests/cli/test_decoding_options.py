@@ -31,6 +31,7 @@ def test_every_field_has_an_option(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     for field in fields(DecodeConfig):
         assert f"--{field.name.replace('_', '-')} " in text
     assert "--no-early-stop" in text
+    assert "--no-merge" in text
     assert set(FIELDS) == {field.name for field in fields(DecodeConfig)}
 
 
@@ -42,6 +43,7 @@ def test_help_shows_the_defaults_in_force() -> None:
         default_of("threshold") == f"fast-dllm, d2f, lopa {DecodeConfig().threshold}; sdar {sdar}"
     )
     assert default_of("ranking") == "vanilla, d2f, lopa neg_entropy; fast-dllm, sdar max_prob"
+    assert (default_of("merge"), default_of("accept")) == ("lopa True", "lopa agreed")
     assert default_of("factor") == default_of("max_rounds") == default_of("stop") == ""
 
 
@@ -122,6 +124,14 @@ def test_presets(name: str) -> None:
         },
         {"decoder": "vanilla", "max_new_tokens": 4, "steps": 2},
         {"max_new_tokens": 8, "block_size": 4, "branches": "auto", "objective": "tpf"},
+        {
+            "max_new_tokens": 8,
+            "block_size": 4,
+            "accept": "agreed",
+            "agreement": 0.2,
+            "agreement_ahead": 0.3,
+            "merge": False,
+        },
         {
             "decoder": "lopa",
             "max_new_tokens": 8,

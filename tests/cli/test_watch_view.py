@@ -77,6 +77,15 @@ def test_fills_are_coloured_by_confidence_and_lookaheads_marked() -> None:
     assert masks[1].color.name == "cyan"  # the next round looks ahead here
 
 
+def test_merged_fills_are_of_their_own_kind() -> None:
+    view = output_view()
+    fills = [Fill(PROMPT, 1, 0.99, "threshold"), Fill(PROMPT + 1, 2, 0.4, "merged")]
+    view.update(event([1, 2, MASK_ID], fills))
+    found = styles(view.text())
+    assert found["one"].color == confidence_style(0.99).color
+    assert (found["[red]two"].color.name, found["[red]two"].underline) == ("magenta", True)
+
+
 def test_confidence_runs_from_red_to_green() -> None:
     def colour(max_prob: float) -> Any:
         return confidence_style(max_prob).color.triplet  # type: ignore[union-attr]
@@ -129,6 +138,7 @@ def test_live(started: tuple[Session, Iterator[Event]], height: int) -> None:
             console.print(view)
     text = console.export_text()
     assert "anchor" in text
+    assert "merged" in text  # in the legend
     assert "▸" in text
     assert f"round {rounds} " in text
 
@@ -201,7 +211,7 @@ def test_branches_stay_within_the_width_and_keep_their_height(
     assert max(map(len, shown(session, happened, width))) <= width
 
 
-def test_the_plain_line_counts_what_is_refused(judged: tuple[Session, Event]) -> None:
+def test_the_plain_line_counts_what_is_refused_and_merged(judged: tuple[Session, Event]) -> None:
     session, happened = judged
     console = Console(file=io.StringIO(), width=20, record=True)
     Watch(session, console).show(happened)
@@ -209,8 +219,11 @@ def test_the_plain_line_counts_what_is_refused(judged: tuple[Session, Event]) ->
     assert ", 1 of 5, 2 refused  1 tokens" in text
     for branch in happened.round.branches:
         branch.refused = ""
+    happened.round.fills.append(Fill(session.decoder.prompt + 2, 42, 0.5, "merged"))
     Watch(session, console).show(happened)
-    assert "refused" not in console.export_text()
+    text = console.export_text()
+    assert "refused" not in text
+    assert ", 1 of 5, 1 merged  1 tokens" in text
 
 
 def test_without_a_terminal_one_line_per_round(started: tuple[Session, Iterator[Event]]) -> None:

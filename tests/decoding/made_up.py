@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +42,29 @@ class MadeUp:
             found.append(self.at(plan.index, row, plan.start + int(c)))
         token, max_prob, ranking = zip(*found, strict=True)
         return Stats(np.array(token), np.array(max_prob), np.array(ranking))
+
+
+class MadeUpRanking(MadeUp):
+    """Ranks by another draw than the probability, so that neither can stand in for the other.
+
+    `steady` is the share of tokens that depend on nothing but the position: whatever is filled
+    elsewhere, they are predicted again.
+    """
+
+    def __init__(self, steady: float = 0.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.steady = steady
+        self.drawn: dict[Any, tuple[int, float, float]] = {}  # both sides ask for the same
+
+    def at(self, index: int, row: tuple[int, ...], position: int) -> tuple[int, float, float]:
+        key = index, row, position
+        if key not in self.drawn:
+            token, max_prob, _ = super().at(*key)
+            *_, ranking = super().at(index, row, position + 1000)
+            if super().at(index, row, position + 2000)[1] < self.steady:
+                token, *_ = super().at(0, (), position)
+            self.drawn[key] = token, max_prob, ranking
+        return self.drawn[key]
 
 
 def new_decoder(

@@ -169,6 +169,68 @@ def winner_of(scores: list[float], refused: set[int], options: DecodeConfig) -> 
     return best
 
 
+def merged_of(
+    rows: list[PlainBranch],
+    seen: list[Found],
+    scores: list[float],
+    refused: set[int],
+    winner: int,
+    options: DecodeConfig,
+    model: PlainModel,
+) -> set[int]:
+    """Accept `agreed` with `merge`: where the winner is filled on the word of other branches.
+
+    From the winner on, in the order of their scores, each branch that may win joins if it fits
+    those that have joined before it. When the anchor wins nobody joins.
+    """
+    if not options.merge or rows[winner].draft is None:
+        return set()
+
+    def predicts(number: int, position: int, token: int) -> bool:
+        """At a mask of its own, with a probability above `agreement`."""
+        if position not in seen[number]:
+            return False
+        expected, max_prob, _ = seen[number][position]
+        return expected == token and max_prob > options.agreement
+
+    def confident(number: int) -> dict[int, int]:
+        """Its predictions above the threshold, without EOS tokens."""
+        return {
+            position: token
+            for position, (token, max_prob, _) in seen[number].items()
+            if max_prob > options.threshold and token not in model.eos
+        }
+
+    def fits(number: int, other: int) -> bool:
+        """They predict each other's lookahead token, and the branch expects no other token where
+        the one before it is confident."""
+        mine, its = rows[number].draft, rows[other].draft
+        assert mine is not None
+        assert its is not None
+        if not predicts(number, its.position, its.token):
+            return False
+        if not predicts(other, mine.position, mine.token):
+            return False
+        for position, token in confident(other).items():
+            if position in seen[number] and seen[number][position][0] != token:
+                return False
+        return True
+
+    others = [n for n in range(len(rows) - 1) if n != winner and n not in refused]
+    joined, added = [winner], set()
+    for number in sorted(others, key=lambda n: (-scores[n], n)):
+        if not all(fits(number, other) for other in joined):
+            continue
+        for position, token in confident(number).items():
+            if all(predicts(other, position, token) for other in joined):
+                added.add(position)
+        draft = rows[number].draft
+        assert draft is not None
+        added.add(draft.position)  # an EOS too, where lookaheads may place one
+        joined.append(number)
+    return added
+
+
 def drafts_of(
     row: PlainBranch,
     found: Found,
@@ -304,6 +366,7 @@ def plain_pipeline(
         scores = score_all(rows, seen, options, model)
         refused = refused_of(rows, seen, lambda p: (p - base) // size, options)
         winner = winner_of(scores, refused, options)
+        merged = merged_of(rows, seen, scores, refused, winner, options, model)
         opinions = opinions_of(rows, seen)
         row, found = rows[winner], seen[winner]
 
@@ -311,10 +374,12 @@ def plain_pipeline(
         for block in row.blocks:
             if block.state == "active":
                 here = masks_in(row.tokens, block.start, block.end, model)
-                chosen, kind = [p for p in here if found[p][1] > options.threshold], "threshold"
+                passed = [p for p in here if found[p][1] > options.threshold]
+                chosen = dict.fromkeys(set(here) & merged, "merged")
+                chosen |= dict.fromkeys(passed, "threshold")
                 if not chosen and here and block.full:
-                    chosen, kind = [best_of(here, found)], "forced"
-                fills += [(p, *found[p][:2], kind) for p in chosen]
+                    chosen = {best_of(here, found): "forced"}
+                fills += [(p, *found[p][:2], chosen[p]) for p in sorted(chosen)]
         for position, token, *_ in fills:
             row.place(position, token, model)
         many = branches_after(index, options, auto)
@@ -377,6 +442,7 @@ def plain_blocks(
             scores = score_all(rows, seen, options, model)
             refused = refused_of(rows, seen, lambda p: 0, options)  # a block at a time
             winner = winner_of(scores, refused, options)
+            merged = merged_of(rows, seen, scores, refused, winner, options, model)
             opinions = opinions_of(rows, seen)
             row, found = rows[winner], seen[winner]
 
@@ -385,6 +451,12 @@ def plain_blocks(
                 chosen = {left: "forced"}  # later forwards cannot predict it
             else:
                 chosen = fills_of_block(found, step, options, model)
+            # What the rule passes by itself is no merging. A block that is filled with anything
+            # else forces nothing, not even its best (Fast-dLLM's rule has it beside others).
+            more = merged - {p for p, kind in chosen.items() if kind == "threshold"}
+            if more:
+                chosen = {p: kind for p, kind in chosen.items() if kind != "forced"}
+                chosen |= dict.fromkeys(more, "merged")
             fills = [(p, *found[p][:2], chosen[p]) for p in sorted(chosen)]
             for position, token, *_ in fills:
                 row.place(position, token, model)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made_up import EOS, MASK, VOCAB, MadeUp, advance, drive
+from made_up import EOS, MASK, VOCAB, MadeUp, MadeUpRanking, advance, drive
 from plain_loop import (
     Draft,
     PlainModel,
@@ -44,7 +44,7 @@ def check(
     eos: list[int],
     shift: bool = True,
     aligned: bool = False,
-) -> None:
+) -> list[Round]:
     cost = STEEP if config.branches == "auto" else None
     decoder = Decoder(
         config, prompt, mask_id=MASK, eos_ids=eos, shift=shift, aligned=aligned, cost=cost
@@ -67,6 +67,7 @@ def check(
     assert len(records) == len(expected.rounds)
     assert decoder.generated.tolist() == expected.tokens
     assert decoder.finish == expected.finish
+    return records
 
 
 def check_rows(record: Round, rows: list[tuple[int, int, bool]], scores: list[float]) -> None:
@@ -78,29 +79,6 @@ def check_agreement(record: Round, plain: PlainRound) -> None:
     opinions = [(o.token, o.max_prob) for branch in record.branches for o in branch.anchor]
     assert opinions == plain.opinions
     assert {row for row, branch in enumerate(record.branches) if branch.refused} == plain.refused
-
-
-class MadeUpRanking(MadeUp):
-    """Ranks by another draw than the probability, so that neither can stand in for the other.
-
-    `steady` is the share of tokens that depend on nothing but the position: whatever is filled
-    elsewhere, they are predicted again.
-    """
-
-    def __init__(self, steady: float = 0.0, **options: Any) -> None:
-        super().__init__(**options)
-        self.steady = steady
-        self.drawn: dict[Any, tuple[int, float, float]] = {}  # both sides ask for the same
-
-    def at(self, index: int, row: tuple[int, ...], position: int) -> tuple[int, float, float]:
-        key = index, row, position
-        if key not in self.drawn:
-            token, max_prob, _ = super().at(*key)
-            *_, ranking = super().at(index, row, position + 1000)
-            if super().at(index, row, position + 2000)[1] < self.steady:
-                token, *_ = super().at(0, (), position)
-            self.drawn[key] = token, max_prob, ranking
-        return self.drawn[key]
 
 
 # A quarter is exact in binary: what is drawn in quarters ties, with other draws and with the
@@ -143,6 +121,7 @@ accepts = st.one_of(
             "accept": st.just("agreed"),
             "agreement": st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]),
             "agreement_ahead": st.sampled_from([0.0, 0.1, 0.25, 0.75]),
+            "merge": st.booleans(),
         }
     ),
 )
@@ -281,6 +260,47 @@ def test_lookahead_on_blocks_and_on_the_canvas(
     options = {**window, **ahead, **accept, **score}
     config = DecodeConfig(max_new_tokens=new, threshold=threshold, **options)
     check(plain_blocks, source, config, prompt, eos=[EOS], shift=shift)
+
+
+WINDOWS: dict[str, dict[str, Any]] = {
+    "pipeline": {"block_size": 6, "append_at": 0.3, "activate_at": 0.5},
+    "block attention": {"block_size": 6, "append_at": 0.3, "attention": "block"},
+    "blocks": {"window": "blocks", "block_size": 12},
+    "blocks without a cache": {"window": "blocks", "block_size": 12, "cache": "none"},
+    "canvas": {"window": "canvas"},
+}
+
+
+@pytest.mark.parametrize("branches", [1, 3, 7, "auto"])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_branches_that_agree_are_merged(window: str, branches: Any) -> None:
+    """Where rows mostly predict the same, and some predictions are EOS."""
+    loop = plain_blocks if "window" in WINDOWS[window] else plain_pipeline
+    rounds: list[Round] = []
+    for seed in range(20):
+        config = DecodeConfig(
+            max_new_tokens=24,
+            branches=branches,
+            threshold=(0.75, 0.9, 0.95)[seed % 3],
+            agreement=(0.1, 0.25)[seed % 2],
+            agreement_ahead=(0.1, 0.4)[seed % 2],
+            lookahead_eos=seed % 4 == 0,
+            **{"score": "mean", "creation_weight": 0.25} if seed % 5 == 0 else {},
+            **{"objective": "tpf"} if branches == "auto" and seed % 3 else {},
+            **WINDOWS[window],
+        )
+        source = MadeUpRanking(
+            seed=seed,
+            levels=QUARTERS if seed % 6 == 0 else None,
+            eos_share=(0.0, 0.05, 0.15)[seed % 3],
+            steady=(0.9, 0.97, 1.1)[seed // 3 % 3],
+        )
+        rounds += check(loop, source, config, [1, 2, 3], eos=[EOS], shift=seed % 2 == 0)
+    merging = [r for r in rounds if any(f.kind == "merged" for f in r.fills)]
+    if branches == 1:
+        assert not merging
+    else:
+        assert len(merging) > 0.1 * len(rounds)
 
 
 class Predictable(MadeUp):

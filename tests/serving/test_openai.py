@@ -179,7 +179,12 @@ def test_extension_fields(client: openai.OpenAI, llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"accept": "agreed", "agreement": 0.3, "agreement_ahead": 0.4}, {"accept": "exact"}]
+    "options",
+    [
+        {"accept": "agreed", "agreement": 0.3, "agreement_ahead": 0.4},
+        {"accept": "agreed", "agreement": 0.3, "merge": False},
+        {"accept": "exact"},
+    ],
 )
 def test_how_branches_are_accepted(server: Server, llm: LLM, options: dict[str, Any]) -> None:
     """As an option of the request; and what the anchor thinks is in the stream."""

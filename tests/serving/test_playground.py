@@ -16,6 +16,8 @@ from lopa import DecodeConfig
 from lopa.config import PRESETS, AcceptName, DecoderName
 from lopa.errors import ConfigError
 from lopa.serving import playground
+from lopa.serving.config import EngineConfig
+from lopa.serving.engine_process.worker import Worker
 from lopa.serving.playground.info import describe
 
 STATIC = Path(playground.__file__).parent / "static"
@@ -120,7 +122,8 @@ def test_each_decoder_has_its_own_options() -> None:
         assert variant["defaults"].items() <= settings.items()
         # What is offered may be given; what is not, may not.
         assert DecodeConfig(**{**variant["defaults"], **chosen}) == DecodeConfig(**chosen)
-        others = {"branches": 2, "score_window": 3, "block_size": 16, "agreement": 0.4}
+        others: dict[str, Any] = {"branches": 2, "score_window": 3, "block_size": 16}
+        others |= {"agreement": 0.4, "merge": True}
         for name, other in others.items():
             if name in variant["used"]:
                 DecodeConfig(**chosen, **{name: other})
@@ -161,8 +164,67 @@ def test_how_branches_are_accepted_decides_the_options() -> None:
     assert fields["agreement"]["kind"] == fields["agreement_ahead"]["kind"] == "number"
     used = {v["accept"]: set(v["used"]) for v in info["variants"] if v["decoder"] == "lopa"}
     assert {"agreement", "agreement_ahead", "score"} <= used["agreed"]
-    assert used["agreed"] - used["score"] == {"agreement", "agreement_ahead"}
-    assert not used["exact"] & {"agreement", "score", "creation_weight", "lookahead_eos"}
+    assert used["agreed"] - used["score"] == {"agreement", "agreement_ahead", "merge"}
+    assert not used["exact"] & {"agreement", "merge", "score", "creation_weight", "lookahead_eos"}
+    assert fields["merge"]["kind"] == "bool"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"agreement": 0.2, "merge": False},
+        {"score": "mean", "lookahead_floor": 0.3, "threshold": 0.8},
+        {"accept": "score", "lookahead_eos": True, "creation_weight": 0.1},
+        {"accept": "exact", "branches": 3},
+        {"decoder": "d2f", "threshold": 0.8},
+        {"decoder": "fast-dllm", "threshold": 0.8},
+    ],
+)
+@pytest.mark.parametrize("accept", [None, *get_args(AcceptName)])
+def test_what_the_page_shows_is_what_the_engine_decodes_with(
+    given: dict[str, Any], accept: AcceptName | None
+) -> None:
+    """Of the server's own settings, another way to accept keeps what it can use."""
+    worker = worker_with(**given)
+    info = describe("other", {"settings": worker._usual.settings()})
+    asked: dict[str, Any] = {"decoder": "lopa"} | ({"accept": accept} if accept else {})
+    variants = [v for v in info["variants"] if v["decoder"] == "lopa"]
+    shown = next(v for v in variants if v["accept"] == (accept or variants[0]["accept"]))
+    config = DecodeConfig(**worker._with_defaults(asked))
+    assert shown["defaults"].items() <= config.settings().items()
+    assert (shown["window"], shown["accept"]) == (config.window, config.accept)
+
+
+def worker_with(**given: Any) -> Any:
+    """The part of an engine process that knows what the server was started with."""
+    usual = DecodeConfig(**given)
+    worker = Worker.__new__(Worker)
+    worker.config, worker._usual = EngineConfig(model="other", decoding=given), usual
+    return worker
+
+
+@pytest.mark.parametrize("given", [{"agreement": 0.2}, {"score": "mean"}, {"merge": False}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"accept": "score"}, {"accept": "exact"}, {"early_stop": False}, {"accept": "agreed"}],
+)
+def test_a_request_may_change_how_branches_are_accepted(
+    given: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    config = DecodeConfig(**worker_with(**given)._with_defaults(changes))
+    if changes == {"accept": "agreed"}:  # it is so anyway
+        assert config == DecodeConfig(**given)
+    else:
+        assert config == DecodeConfig(**changes)
+
+
+def test_a_request_that_names_what_is_usual_changes_nothing() -> None:
+    given = {"window": "blocks", "cache": "none", "score": "mean", "creation_weight": 0.3}
+    worker = worker_with(**given)
+    for name in ("decoder", "window", "score", "accept", "attention", "early_stop"):
+        settings = worker._with_defaults({name: getattr(worker._usual, name)})
+        assert DecodeConfig(**settings) == worker._usual
+    assert DecodeConfig(**worker._with_defaults({"decoder": "d2f"})) == DecodeConfig(decoder="d2f")
 
 
 def test_a_server_that_accepts_exactly() -> None:

@@ -94,6 +94,8 @@ def test_neutral_values_are_accepted(server: Server, field: str) -> None:
         ({"accept": "any"}, "accept", "agreed"),
         ({"agreement": 1.5}, "agreement", "between"),
         ({"accept": "score", "agreement": 0.2}, "agreement", "leave it out"),
+        ({"accept": "exact", "merge": True}, "merge", "leave it out"),
+        ({"merge": "yes"}, "merge", "boolean"),
         ({"decoder": "vanilla", "steps": 33}, "steps", "at most 32"),
         ({"stop": [""]}, "stop[0]", "at least 1"),
         ({"stop": ["x"] * 17}, "stop", "at most 16"),

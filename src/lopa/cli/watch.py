@@ -32,6 +32,7 @@ MASK = "▁"
 _EOS = "∎"
 _BLOCK_EDGE = "│"
 _AHEAD = Style(color="cyan", underline=True)
+_MERGED = Style(color="magenta", underline=True)
 _FRAME_SECONDS = 1 / 30  # between refreshes
 _MAX_BRANCHES = 9  # rows of the table
 _LOW_CONFIDENCE = 0.3  # at this and below everything is equally red
@@ -120,7 +121,8 @@ class OutputView:
         self._tokens = event.tokens
         self._fresh = {fill.position - self._prompt for fill in record.fills}
         for fill in record.fills:
-            self._styles[fill.position - self._prompt] = confidence_style(fill.max_prob)
+            style = _MERGED if fill.kind == "merged" else confidence_style(fill.max_prob)
+            self._styles[fill.position - self._prompt] = style
         for ahead in record.branches[record.winner].lookaheads:
             self._fresh.add(ahead.position - self._prompt)
             self._styles[ahead.position - self._prompt] = _AHEAD
@@ -315,9 +317,13 @@ class Watch:
         parts = [f"round {record.index:>4}"]
         if len(record.branches) > 1:
             refused = sum(bool(branch.refused) for branch in record.branches)
-            parts.append(
-                f"{won}, 1 of {len(record.branches)}" + (f", {refused} refused" if refused else "")
+            merged = sum(fill.kind == "merged" for fill in record.fills)
+            counts = (
+                f"1 of {len(record.branches)}",
+                f"{refused} refused" if refused else "",
+                f"{merged} merged" if merged else "",
             )
+            parts.append(", ".join([won, *filter(None, counts)]))
         parts.append(f"{self._view.counters.tokens} tokens")
         parts.append(" ".join(_named(self._view, fill) for fill in record.fills) or "no fill")
         return Text("  ".join(parts))
@@ -353,6 +359,8 @@ def _legend() -> Text:
         *scale,
         " high  ",
         ("lookahead", _AHEAD),
+        "  ",
+        ("merged", _MERGED),
         "  ",
         (MASK, "dim"),
         " mask ",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lopa.decoding.fill import FillRule, above_threshold
+from lopa.decoding.fill import Filled, FillRule, above_threshold, with_others
 from lopa.decoding.lookahead import Selection
 from lopa.decoding.round_view import RoundView, eos_mask
 from lopa.decoding.windows import Frame
@@ -46,15 +46,18 @@ class Outcome:
         view, rule = self.view, self.fill_rule
         if rule.config.window == "pipeline":  # every row at once
             filled = above_threshold(view.cells(rows, self.frame), rule.config.threshold)
-            passed = (filled.chosen & ~filled.forced).reshape(len(rows), -1)
-            forced = filled.forced.sum(axis=(1, 2))
         else:
-            fills = [rule(view.cells(row, self.frame), self.step) for row in rows]
-            passed = np.stack([filled.chosen.ravel() for filled in fills])
-            forced = np.zeros(len(rows), np.int64)
-        for row, others in enumerate(merged):
+            each = [rule(view.cells(row, self.frame), self.step) for row in rows]
+            filled = Filled(*(np.stack(part) for part in zip(*each, strict=True)))
+        for index, others in enumerate(merged):
             if others is not None:
-                passed[row] |= others & view.masks[rows[row]]
+                own = Filled(filled.chosen[index], filled.forced[index])
+                added = others & view.masks[rows[index]] & ~(own.chosen & ~own.forced).reshape(-1)
+                filled.chosen[index], filled.forced[index] = with_others(own, added)
+        passed, forced = filled.chosen.reshape(len(rows), -1), np.zeros(len(rows), np.int64)
+        if rule.config.window == "pipeline":
+            passed = passed & ~filled.forced.reshape(passed.shape)
+            forced = filled.forced.sum(axis=(1, 2))
         over = passed & view.is_eos[rows]
         if any(self.has_eos):  # some are there already; those of a prompt are none
             columns = np.arange(view.offset, view.offset + passed.shape[1])

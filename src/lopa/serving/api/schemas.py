@@ -101,6 +101,7 @@ class Decoding(_Strict):
     accept: AcceptName | None = None
     agreement: float | None = None
     agreement_ahead: float | None = None
+    merge: bool | None = None
     score: ScoreName | None = None
     score_fraction: float | None = None
     score_window: int | None = None

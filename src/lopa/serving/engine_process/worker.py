@@ -156,13 +156,17 @@ class Worker:
         return task, task.accepted(wanted)
 
     def _with_defaults(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The server's defaults under what a request gives, less what its decoder cannot use."""
-        defaults = self.config.decoding
-        if "decoder" in options or "window" in options:
-            own = options_of(options.get("decoder", self._usual.decoder), options.get("window"))
+        """The server's defaults under what a request gives, less what that makes meaningless.
+
+        An option that is given as it is anyway changes nothing.
+        """
+        defaults, usual = self.config.decoding, self._usual.settings()
+        changes = {name: value for name, value in options.items() if value != usual.get(name)}
+        if "decoder" in changes or "window" in changes:
+            own = options_of(changes.get("decoder", self._usual.decoder), changes.get("window"))
             common = set(DecodeConfig(decoder="vanilla").settings()) - options_of("vanilla")
             defaults = {k: v for k, v in defaults.items() if k in own or k in common}
-        return merged(defaults, options)
+        return {**merged(defaults, changes), **options}
 
     def _listen(self) -> None:
         while (message := self._channel.receive()) is not None:

@@ -19,6 +19,7 @@ from lopa.config import (
     ScoreName,
     WindowName,
     limits,
+    merged,
     options_of,
 )
 from lopa.models.files import BUILT_IN
@@ -98,23 +99,31 @@ def _variants(usual: Mapping[str, Any], decoders: list[str]) -> list[dict[str, A
     own["window"] = _window(usual)
     plain = DecodeConfig(**own).settings()  # a score has defaults of its own
     changed = {n: v for n, v in usual.items() if n != "decoder" and v != plain.get(n)}
+    # Of lopa, where the server decodes otherwise.
+    lopa = DecodeConfig().settings()
+    usual_window = own["window"] or lopa["window"]
+    usual_accept = usual.get("accept", lopa["accept"])
     found = []
     for decoder in decoders:
         windows = get_args(WindowName) if decoder == "lopa" else (None,)
         accepts = get_args(AcceptName) if decoder == "lopa" else (None,)
-        for window in _first(windows, usual.get("window")):
-            for accept in _first(accepts, usual.get("accept")):
-                for score in _scores(decoder, accept, usual):
+        for window in _first(windows, usual_window):
+            for accept in _first(accepts, usual_accept):
+                # Another way to accept has its own defaults, as the engine process sees it.
+                other = accept not in (None, usual_accept)
+                kept = merged(changed, {"accept": accept}) if other else changed
+                for score in _scores(decoder, accept, {} if other else usual):
                     chosen = dict(zip(_DECIDING, (decoder, window, accept, score), strict=True))
-                    found.append(_variant(chosen, changed))
+                    found.append(_variant(chosen, kept))
     return found
 
 
 def _scores(decoder: Any, accept: Any, usual: Mapping[str, Any]) -> list[Any]:
     """None alone where no branch is scored."""
-    if "score" not in DecodeConfig(decoder=decoder, accept=accept).settings():
+    own = DecodeConfig(decoder=decoder, accept=accept).settings()
+    if "score" not in own:
         return [None]
-    return _first(get_args(ScoreName), usual.get("score", DecodeConfig().score))
+    return _first(get_args(ScoreName), usual.get("score", own["score"]))
 
 
 def _variant(chosen: dict[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:

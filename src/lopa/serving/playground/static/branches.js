@@ -181,13 +181,15 @@ export function story(run, round) {
   const winner = record.branches[record.winner];
   const count = record.branches.length;
   const filled = record.fills.length;
-  const forced = record.fills.filter((fill) => fill.kind === "forced").length;
+  const ofKind = (kind) => record.fills.filter((fill) => fill.kind === kind).length;
+  const [merged, forced] = ["merged", "forced"].map(ofKind);
+  const apart = [merged && `${merged} merged`, forced && `${forced} forced`].filter(Boolean);
   const tokens = plural(filled, "token");
   const how = !filled
     ? "no token filled"
     : forced === filled
       ? `no token above the threshold, ${forced === 1 ? "the best one" : `the best ${forced}`} forced`
-      : `${tokens} filled${forced ? ` (${forced} forced)` : ""}`;
+      : `${tokens} filled${apart.length ? ` (${apart.join(", ")})` : ""}`;
   if (count === 1) return `One forward over ${winner.masks} masks: ${how}.`;
   const anchor = record.branches[count - 1];
   const refused = record.branches.filter((branch) => branch.refused).length;

@@ -8,6 +8,7 @@ export const KINDS = {
   threshold: "above the threshold",
   forced: "forced: the best of its block, below the threshold",
   lookahead: "lookahead: its branch won",
+  merged: "merged: other branches agree",
   count: "by count: a fixed number per round",
 };
 

@@ -103,7 +103,7 @@ export class SettingsForm {
     const first = own[0] ?? variants[0];
     const window = given("window") ?? first.window;
     const accept = given("accept") ?? first.accept;
-    const score = given("score") ?? first.score;
+    const score = given("score");
     const fitting = own.filter((v) => v.window === window && v.accept === accept);
     return fitting.find((v) => v.score === score) ?? fitting[0] ?? first;
   }
