@@ -11,7 +11,7 @@ import pytest
 
 from lopa.cli.main import main
 from lopa.cli.study import STUDIES
-from lopa.studies import auto, calibration, order, sync
+from lopa.studies import accept, auto, calibration, order, sync
 
 SMALL = ("--model", "dummy:dream-tiny", "--max-new-tokens", "16", "--block-size", "8")
 
@@ -52,7 +52,14 @@ def test_study(
     assert "<svg" in (tmp_path / f"{name}.svg").read_text()
     findings = found["findings"]
     if name == "branches":
-        assert [p["options"]["branches"] for p in findings["points"]] == 3 * [0, 1, 3, 7, 14]
+        assert [p["options"]["branches"] for p in findings["points"]] == 3 * [0, 1, 3, 7, 15]
+    elif name in ("accept", "exact"):
+        arms = findings["arms"]
+        assert list(arms) == list(import_module(f"lopa.studies.{name}").ARMS)
+        assert (arms[accept.D2F]["difference"], arms[accept.D2F]["same_answers"]) == (0.0, 1.0)
+        if name == "exact":
+            assert all(arm["same_answers"] == 1 for arm in arms.values())
+            assert any(arm["tpf"] > arms[accept.D2F]["tpf"] for arm in arms.values())
     elif name == "ablation":
         assert next(iter(findings["variants"])) == "no lookahead"
     elif name == "order":
@@ -109,7 +116,7 @@ def test_a_report_of_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["study", "branches", "--out", str(tmp_path), "--report"]) == 0
     again = json.loads((tmp_path / "branches.json").read_text())
     assert again["findings"] == whole["findings"]
-    assert "--task words --limit 1 --seed 0" in again["command"]
+    assert "--task words --split eval --limit 1 --seed 0" in again["command"]
     lines = samples.read_text().splitlines(keepends=True)
     samples.write_text("".join(lines[:-1]))  # one setting is not decoded
     assert main(["study", "branches", "--out", str(tmp_path), "--report"]) == 0
@@ -117,6 +124,25 @@ def test_a_report_of_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(left) == len(whole["findings"]["points"]) - 1
     assert main(["study", "speed", "--out", str(tmp_path), "--report"]) == 2
     assert "cannot be reported" in capsys.readouterr().err
+
+
+def test_problems_of_another_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are others, and a report says which they were."""
+    found = study("accept", tmp_path, capsys, "--split", "held-out")
+    assert found["split"] == "held-out"
+    assert "--split held-out" in _described(tmp_path, "accept", capsys)
+    with pytest.raises(AssertionError):  # the folder has samples of other problems
+        study("accept", tmp_path, capsys)
+    assert "samples.jsonl" in capsys.readouterr().err
+    assert main(["study", "accept", *SMALL, "--split", "luck", "--out", str(tmp_path)]) == 2
+    assert "no split 'luck'" in capsys.readouterr().err
+
+
+def _described(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["study", name, "--out", str(folder), "--report"]) == 0
+    assert "words (held-out), 1 problems, seed 0" in capsys.readouterr().out
+    command: str = json.loads((folder / f"{name}.json").read_text())["command"]
+    return command
 
 
 def test_simulation_goes_on_and_can_be_reported(

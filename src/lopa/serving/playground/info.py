@@ -101,7 +101,8 @@ def _variants(usual: Mapping[str, Any], decoders: list[str]) -> list[dict[str, A
     changed = {n: v for n, v in usual.items() if n != "decoder" and v != plain.get(n)}
     # Of lopa, where the server decodes otherwise.
     lopa = DecodeConfig().settings()
-    usual_window, usual_accept = own["window"] or lopa["window"], usual.get("accept", lopa["accept"])
+    usual_window = own["window"] or lopa["window"]
+    usual_accept = usual.get("accept", lopa["accept"])
     found = []
     for decoder in decoders:
         windows = get_args(WindowName) if decoder == "lopa" else (None,)
