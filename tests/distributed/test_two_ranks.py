@@ -30,12 +30,16 @@ def test_two_ranks_decode_as_one(two: Ranks) -> None:
     assert two.run(cases.decode, requests, branches=1, tensors=2) == [expected] * 2
 
     together = [cases.Request(str(cases.DREAM), r.prompt, r.config) for r in requests[-1:]]
+    plain = DecodeConfig(branches=0, max_new_tokens=24, block_size=8, threshold=0.05)
     for k, attention in ((0, "full"), (3, "block"), (4, "full"), (1, "full")):
-        config = DecodeConfig(
-            branches=k, attention=attention, max_new_tokens=24, block_size=8, threshold=0.05
-        )  # type: ignore[arg-type]
+        config = plain.changed(branches=k, attention=attention)
         together.append(cases.Request(str(cases.DREAM), tuple(range(3, 9 + 4 * k)), config))
     expected = [cases.alone(r) for r in together]
+    for k, attention in ((3, "full"), (4, "block")):  # the tokens of no branches
+        prompt, seen = tuple(range(5, 16)), plain.changed(attention=attention)
+        expected.append(cases.alone(cases.Request(str(cases.DREAM), prompt, seen)))
+        config = seen.changed(branches=k, accept="exact")
+        together.append(cases.Request(str(cases.DREAM), prompt, config))
     for budget in (10_000, 60):
         found = two.run(cases.decode_together, together, budget, branches=2)
         assert found == [expected] * 2
