@@ -15,7 +15,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
+from concurrent.futures import Future
 from importlib import import_module
 from typing import Any
 
@@ -33,14 +35,28 @@ class ForkServer:
         # A package that is not installed but found through sys.path is found there as well.
         environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
         arguments = [str(there.fileno()), str(int(tensor_parallel))]
+        process: Future[subprocess.Popen[bytes]] = Future()
+        self._closed = closed = threading.Event()
+
+        def start() -> None:
+            try:
+                popen = subprocess.Popen(
+                    [sys.executable, "-m", "lopa.distributed.fork_server", *arguments],
+                    pass_fds=[there.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,
+                    env=environment,
+                )
+            except BaseException as error:
+                process.set_exception(error)
+            else:
+                process.set_result(popen)
+                closed.wait()
+
         with there:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "lopa.distributed.fork_server", *arguments],
-                pass_fds=[there.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,
-                env=environment,
-            )
+            # It dies with the thread that starts it (`die_with`), and the caller's may end first.
+            threading.Thread(target=start, name="fork server", daemon=True).start()
+            self.process = process.result()
 
     @property
     def is_alive(self) -> bool:
@@ -58,6 +74,7 @@ class ForkServer:
         self._socket.close()
         self.process.kill()
         self.process.wait()
+        self._closed.set()
 
 
 def main() -> None:

@@ -23,7 +23,11 @@ from lopa.runner.device import choose_device
 
 
 class ParallelLLM(BaseLLM):
-    """The same surface as `LLM`; `close` it, or leave its `with` block, to end the ranks."""
+    """The same surface as `LLM`; `close` it, or leave its `with` block, to end the ranks.
+
+    Threads take turns as with `LLM`; `close` waits for the call that is under way. A forked child
+    may not use it, and ends no rank of its parent.
+    """
 
     def __init__(
         self,
@@ -64,11 +68,15 @@ class ParallelLLM(BaseLLM):
     def engine(
         self, *, max_running: int = MAX_RUNNING, token_budget: int = TOKEN_BUDGET
     ) -> RemoteEngine:
-        return RemoteEngine(self.supervisor, max_running=max_running, token_budget=token_budget)
+        return RemoteEngine(
+            self.supervisor, max_running=max_running, token_budget=token_budget, lock=self._lock
+        )
 
     @property
     def round_cost(self) -> RoundCost:
         return given_cost(self._round_cost)
 
     def close(self) -> None:
-        self.supervisor.close()
+        if not self._lock.is_forked:  # the ranks are the parent's
+            with self._lock.held():
+                self.supervisor.close()

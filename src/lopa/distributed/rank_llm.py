@@ -85,7 +85,9 @@ class RankLLM(BaseLLM):
     def engine(
         self, *, max_running: int = MAX_RUNNING, token_budget: int = TOKEN_BUDGET
     ) -> Scheduler:
-        return Scheduler(self.runner, max_running=max_running, token_budget=token_budget)
+        return Scheduler(
+            self.runner, max_running=max_running, token_budget=token_budget, lock=self._lock
+        )
 
     def close(self) -> None:
         self.mesh.close()

@@ -6,8 +6,11 @@ own limit, and each is given the events of its own sessions, whoever's `step` th
 
 from __future__ import annotations
 
+from functools import partial
+
 from lopa.distributed.supervisor import Supervisor
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
+from lopa.engine.engine_lock import EngineLock
 from lopa.engine.output import Event
 from lopa.engine.session import Session
 from lopa.runner.base import check_kv_capacity
@@ -22,24 +25,37 @@ class RemoteEngine(Engine):
         *,
         max_running: int = MAX_RUNNING,
         token_budget: int = TOKEN_BUDGET,  # of the ranks' rounds: the last engine's holds
+        lock: EngineLock | None = None,
     ) -> None:
-        super().__init__(max_running, token_budget)
+        super().__init__(max_running, token_budget, lock)
         self._supervisor = supervisor
         self._submitted: set[Session] = set()
         self._events: list[tuple[Session, Event]] = []  # not yet given out
-        supervisor.set_token_budget(token_budget)
+        self.lock.run(partial(supervisor.set_token_budget, token_budget))
 
     def check(self, session: Session) -> None:
         check_kv_capacity(session.capacity, self._supervisor.capacity)
 
     def add(self, session: Session) -> None:
         self.check(session)
+        self.lock.run(partial(self._add, session))
+
+    def _add(self, session: Session) -> None:
         self.waiting.append(session)
         self._submit()
 
-    def abort(self, session: Session) -> None:
+    def _abort(self, session: Session) -> None:
         self._supervisor.remove(session)
         self._forget(session)
+        self._events = [(other, event) for other, event in self._events if other is not session]
+
+    def close(self) -> None:
+        super().close()
+        self._events.clear()  # of sessions that have finished
+
+    @property
+    def busy(self) -> bool:
+        return super().busy or bool(self._events)  # another engine's step may have ended a session
 
     @property
     def kv_pages(self) -> tuple[int, int] | None:
@@ -50,9 +66,9 @@ class RemoteEngine(Engine):
         return self._supervisor.ranks_alive
 
     def check_ranks(self) -> None:
-        self._supervisor.check_ranks()
+        self.lock.run(self._supervisor.check_ranks)
 
-    def step(self) -> list[tuple[Session, Event]]:
+    def _step(self) -> list[tuple[Session, Event]]:
         """The next rounds of these sessions; waits for one."""
         while self.busy and not self._events:
             self._submit()

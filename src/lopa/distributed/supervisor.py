@@ -5,7 +5,7 @@ it always has the last state that anybody may have seen. When a rank is lost (`r
 group is forked, and the sessions go on from these decoders, their KV caches written anew
 (`replay`). Callers see a pause.
 
-Used by one thread, the one that made it; `capacity` may be read by any.
+Used by one thread at a time (`EngineLock`); `capacity` may be read by any.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from lopa.engine.session import Session
 from lopa.errors import RankError
 
 _MAX_FAILURES = 4  # in a row, with no round between, before something else is tried
+_ENDED = "the ranks have been ended: load the model again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class Supervisor:
         self._failures: list[int | None] = []  # ranks to blame since the last round
         self._fork_server = fork_server
         self.group: RankGroup | None = None
+        self._closed = False
         try:
             self._start_or_retry()
         except BaseException:
@@ -87,7 +89,7 @@ class Supervisor:
     def add(self, session: Session, deliver: Callable[[Session, Event], None]) -> None:
         """Run a session; `deliver` is called with each of its events, in some `step`."""
         if self.group is None:
-            raise RankError("the ranks have been ended: load the model again")
+            raise RankError(_ENDED)
         if not self._sessions:
             self.group.forgive_silence()  # ranks say nothing while they are idle
         entry = _Supervised(self._next_number, session, deliver)
@@ -127,6 +129,7 @@ class Supervisor:
 
     def close(self) -> None:
         """Drop every session and end every process; safe to call twice."""
+        self._closed = True
         self._sessions.clear()
         self._end_group()
         if self._fork_server is not None:
@@ -144,6 +147,8 @@ class Supervisor:
 
     @property
     def _group(self) -> RankGroup:
+        if self._closed:
+            raise RankError(_ENDED)
         if self.group is None:
             raise LostRankError(None, "it has ended")
         return self.group

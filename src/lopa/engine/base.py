@@ -10,7 +10,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 
+from lopa.engine.engine_lock import EngineLock
 from lopa.engine.output import Event
 from lopa.engine.session import Session
 from lopa.errors import ConfigError
@@ -20,12 +22,16 @@ TOKEN_BUDGET = 8192
 
 
 class Engine(ABC):
-    """Not thread-safe: one loop owns it."""
+    """One loop owns it.
+
+    Engines of one model share a lock: threads that drive one each take turns, round by round.
+    """
 
     def __init__(
         self,
         max_running: int = MAX_RUNNING,  # sessions that hold a slot at once
         token_budget: int = TOKEN_BUDGET,  # tokens forwarded in a round
+        lock: EngineLock | None = None,  # of the model, where it has several engines
     ) -> None:
         if max_running < 1:
             raise ConfigError(f"max_running must be at least 1: got {max_running}")
@@ -33,6 +39,7 @@ class Engine(ABC):
             raise ConfigError(f"token_budget must be at least 1: got {token_budget}")
         self.max_running = max_running
         self.token_budget = token_budget
+        self.lock = lock or EngineLock()
         self.waiting: deque[Session] = deque()
         self.running: deque[Session] = deque()
 
@@ -44,13 +51,22 @@ class Engine(ABC):
     def add(self, session: Session) -> None:
         """Queue a session."""
 
-    @abstractmethod
     def abort(self, session: Session) -> None:
-        """Drop a session wherever it is; its slot is free at once. Safe to call twice."""
+        """Drop a session wherever it is; its slot is free before the next round.
+
+        Safe to call twice.
+        """
+        self.lock.run_between_rounds(partial(self._abort, session))
 
     @abstractmethod
+    def _abort(self, session: Session) -> None: ...
+
     def step(self) -> list[tuple[Session, Event]]:
         """One round: an event for each session that took part. Finished ones have left."""
+        return self.lock.run(self._step)
+
+    @abstractmethod
+    def _step(self) -> list[tuple[Session, Event]]: ...
 
     @property
     def busy(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, get_args, overload
 
@@ -20,6 +21,7 @@ from lopa.decoding.decoder import Decoder
 from lopa.decoding.policy import LookaheadPolicy
 from lopa.engine import cost_measurement, loader, prompts
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
+from lopa.engine.engine_lock import EngineLock
 from lopa.engine.loader import LoadOptions
 from lopa.engine.output import Event, Output
 from lopa.engine.prompts import Batch, Messages, Prompt, is_batch
@@ -48,6 +50,7 @@ class BaseLLM(ABC):
         kind = options.quantize
         self.quantize = None if kind is None else check_quantize(kind, device)
         self._round_cost = options.given_cost()
+        self._lock = EngineLock()
 
     def _finish_loading(self, options: LoadOptions) -> None:
         """Once `config` is final: special ids, and the tokenizer's ends of a turn."""
@@ -103,14 +106,15 @@ class BaseLLM(ABC):
         """
         many = is_batch(prompts)
         batch = prompts if many else [prompts]
-        completed: Iterable[tuple[int, Output]] = self._as_completed(batch, config, settings)
-        if progress:
-            from rich.console import Console
-            from rich.progress import track
+        with self._lock.held():
+            completed: Iterable[tuple[int, Output]] = self._as_completed(batch, config, settings)
+            if progress:
+                from rich.console import Console
+                from rich.progress import track
 
-            console = Console(stderr=True)
-            completed = track(completed, "decoding", total=len(batch), console=console)
-        outputs = [output for _, output in sorted(completed, key=lambda pair: pair[0])]
+                console = Console(stderr=True)
+                completed = track(completed, "decoding", total=len(batch), console=console)
+            outputs = [output for _, output in sorted(completed, key=lambda pair: pair[0])]
         return outputs if many else outputs[0]
 
     def generate_as_completed(
@@ -125,6 +129,7 @@ class BaseLLM(ABC):
         """(index, output) of a list of prompts, `max_running` at once, as they are completed."""
         if not is_batch(prompts):
             raise PromptError("give a list of prompts: for one prompt use generate or stream")
+        self._lock.check_process()
         limits = {"max_running": max_running, "token_budget": token_budget}
         return self._as_completed(prompts, config, settings, **limits)
 
@@ -176,6 +181,7 @@ class BaseLLM(ABC):
         self, prompt: Prompt, config: DecodeConfig | None = None, **settings: Any
     ) -> Iterator[Event]:
         """One event per round, as it happens; the last one carries the output."""
+        self._lock.check_process()
         (config,) = self._configs(config, 1, settings)
         return self.engine(max_running=1).stream(self.session(prompt, config))
 
@@ -258,6 +264,10 @@ class BaseLLM(ABC):
 class LLM(BaseLLM):
     """A diffusion language model, loaded.
 
+    Several threads may use it: one call decodes at a time and the others wait. A `stream` waits
+    only while a round of it is asked for, so other calls may come between its rounds. A forked
+    child may not use it: load the model there.
+
     model: "tiny", a folder, a hub id, or dummy:NAME for random weights of a known shape.
     adapter: a PEFT LoRA (folder or hub id), merged on loading.
     device: "cpu", "cuda", "cuda:1", "mps", "npu"; by default the first accelerator.
@@ -323,16 +333,21 @@ class LLM(BaseLLM):
     def engine(
         self, *, max_running: int = MAX_RUNNING, token_budget: int = TOKEN_BUDGET
     ) -> Scheduler:
-        return Scheduler(self.runner, max_running=max_running, token_budget=token_budget)
+        self._lock.check_process()
+        return Scheduler(
+            self.runner, max_running=max_running, token_budget=token_budget, lock=self._lock
+        )
 
     @property
     def round_cost(self) -> RoundCost:
         """What a round costs here. Measured on first use: no other session may be running then."""
         if self._round_cost is None:
-            self._round_cost = cost_measurement.measure(
-                self.runner, self.config, self.decode_config
-            )
+            with self._lock.held():  # one thread measures, the others wait for it
+                self._round_cost = self._round_cost or self._lock.run(self._measure_cost)
         return self._round_cost
+
+    def _measure_cost(self) -> RoundCost:
+        return cost_measurement.measure(self.runner, self.config, self.decode_config)
 
     def forward(
         self,
@@ -357,4 +372,5 @@ class LLM(BaseLLM):
         aligned = self.config.trained_block is not None
         if attention == "block" and (block_size is None or (prompt_len is None and not aligned)):
             raise ConfigError("block attention needs block_size, and prompt_len for this model")
-        return raw_logits(self.model, ids, attention, prompt_len or 0, block_size or 1)
+        shape = attention, prompt_len or 0, block_size or 1
+        return self._lock.run(partial(raw_logits, self.model, ids, *shape))

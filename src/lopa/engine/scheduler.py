@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
+from lopa.engine.engine_lock import EngineLock
 from lopa.engine.output import Event
 from lopa.engine.session import Session
 from lopa.errors import CapacityError
@@ -51,8 +52,9 @@ class Scheduler(Engine):
         max_running: int = MAX_RUNNING,
         token_budget: int = TOKEN_BUDGET,
         overlap: bool = True,  # launch the next round before the events of this one are read
+        lock: EngineLock | None = None,
     ) -> None:
-        super().__init__(max_running, token_budget)
+        super().__init__(max_running, token_budget, lock)
         self.runner = runner
         self.overlap = overlap and runner.is_async
         self.in_flight: InFlightRound | None = None
@@ -64,7 +66,7 @@ class Scheduler(Engine):
         self.check(session)
         self.waiting.append(session)
 
-    def abort(self, session: Session) -> None:
+    def _abort(self, session: Session) -> None:
         for queue in (self.waiting, self.running):
             if session in queue:
                 queue.remove(session)
@@ -76,7 +78,7 @@ class Scheduler(Engine):
     def kv_pages(self) -> tuple[int, int] | None:
         return self.runner.kv_pages
 
-    def step(self) -> list[tuple[Session, Event]]:
+    def _step(self) -> list[tuple[Session, Event]]:
         in_flight = self.in_flight or self._launch(time.perf_counter())
         if in_flight is None:
             return []

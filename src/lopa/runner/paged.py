@@ -166,6 +166,7 @@ class PagedRunner:
             self._latest = None
             return InFlight(partial(self.forward, plans))
         batch = make_batch(plans, self.config.shift)
+        self._latest = None  # in case this one is interrupted
         pending = self._latest = self.backend.launch(batch, *self._of_slots(plans))
 
         def wait() -> list[Stats | None]:
@@ -195,8 +196,10 @@ class PagedRunner:
                 state.prefill = self.backend.prefill(
                     batch, state.table, state.config, max(1, share)
                 )
-        # One long prompt at a time, the one that came first.
-        long = next((s for s in self._slots.values() if s.prefill is not None), None)
+        # One long prompt at a time, the one that came first; others may be another engine's.
+        asked = {slot for slot, _ in plans}
+        prefills = (s for n, s in self._slots.items() if n in asked and s.prefill is not None)
+        long = next(prefills, None)
         if short:
             batch = make_batch(short, self.config.shift)
             found |= self._pieces(batch, self.backend.forward(batch, *self._of_slots(short)))
