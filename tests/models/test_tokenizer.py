@@ -68,6 +68,7 @@ def train() -> tokenizers.Tokenizer:
 
 
 TRAINED: dict[str, Any] = json.loads(train().to_str())
+PRECOMPILED = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
 
 
 def write(path: Path, value: Any) -> None:
@@ -237,6 +238,43 @@ class TestBadFiles:
         with pytest.raises(CheckpointError, match=name) as caught:
             Tokenizer.from_folder(tmp_path)
         assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            '{"model": ' + "[" * 100_000,
+            json.dumps({**TRAINED, "model": 5}),
+            json.dumps({**TRAINED, "normalizer": 5}),
+            json.dumps(TRAINED).replace('"normalizer": {', '"normalizer": {"x":' + "[" * 500, 1),
+            # The library panics on these.
+            json.dumps({**TRAINED, "normalizer": PRECOMPILED}),
+            json.dumps(
+                {**TRAINED, "model": {**TRAINED["model"], "continuing_subword_prefix": "#"}}
+            ),
+        ],
+    )
+    def test_hostile_tokenizer_json(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json") as caught:
+            Tokenizer.from_folder(tmp_path)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "part",
+        [
+            {
+                "type": "Split",
+                "pattern": {"Regex": "(a+)+$"},
+                "behavior": "Isolated",
+                "invert": False,
+            },
+            {"type": "FixedLength", "length": 0},
+        ],
+    )
+    def test_a_panic_while_encoding(self, tmp_path: Path, part: dict[str, Any]) -> None:
+        tokenizer = load(json_folder(tmp_path, {**TRAINED, "pre_tokenizer": part}))
+        with pytest.raises(PromptError, match=r"tokenizer\.json"):
+            tokenizer.encode("a" * 40 + "b")
 
     @pytest.mark.parametrize("missing", ["vocab.json", "merges.txt"])
     def test_half_a_vocabulary(self, tmp_path: Path, missing: str) -> None:
