@@ -68,6 +68,33 @@ def train() -> tokenizers.Tokenizer:
 
 
 TRAINED: dict[str, Any] = json.loads(train().to_str())
+LONG = "{% set s = 'a' * 60000 %}"
+GROW = "{% set ns = namespace(x='a', l=[1]) %}{% for i in range(99) %}{% set "
+GIANT = [  # templates that would need more memory, or time within one operation, than there is
+    "{{ 9**(9**9) }}",
+    "{{ 'a' * 10**10 }}",
+    "{{ 'a'.ljust(10**10) }}",
+    "{{ 'a' | center(10**10) }}",
+    "{{ [1] | tojson(indent=10**10) }}",
+    "{{ 5 | round(-10**9) }}",
+    "{{ (1).to_bytes(10**10, 'big') }}",
+    "{{ '%9999999999d' % 1 }}",
+    "{{ '%(n)9999999999d' % {'n': 1} }}",
+    "{{ '%*d' % (10**10, 1) }}",
+    "{{ '{:>9999999999}'.format(1) }}",
+    "{{ '{:>{0[0]}}'.format([10**10]) }}",
+    "{{ strftime_now('%9999999999d') }}",
+    LONG + "{{ s.replace('a', s) }}",
+    LONG + "{{ s | replace('a', s) }}",
+    LONG + "{{ ([s] * 9999) | join }}",
+    LONG + "{{ ([s] * 999) | map('upper') | list }}",
+    LONG + "{% macro f() %}{% for i in range(9999) %}{{ s }}{% endfor %}{% endmacro %}{{ f() }}",
+    "{% for i in range(9999) %}" + "text" * 9999 + "{% endfor %}",
+    GROW + "ns.x = ns.x ~ ns.x %}{% endfor %}",
+    GROW + "ns.x = ns.x + ns.x %}{% endfor %}",
+    GROW + "ns.l = [ns.l, ns.l] %}{% endfor %}",
+    GROW + "ns.l = dict(a=ns.l, b=ns.l) %}{% endfor %}{{ ns.l }}",
+]
 PRECOMPILED = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
 
 
@@ -522,6 +549,22 @@ class TestChat:
         special = {"role": "assistant", "content": "<|im_end|>"}
         assert 1645 not in tokenizer.chat([special])
 
+    def test_long_chats_are_within_the_limits(self, tmp_path: Path) -> None:
+        template = (
+            "{% set ns = namespace(kept=[]) %}{% for m in messages %}"
+            "{% set ns.kept = ns.kept + [m] %}"
+            "{% if (messages | selectattr('role', 'equalto', 'user') | list | length) %}"
+            "{{ '<' ~ m.role + '>' }}{{ m.content.split('</think>')[-1] | trim }}"
+            "{{ m.content[:1] * 2 ** 3 }}{{ '%3d' % loop.index }}{% endif %}{% endfor %}"
+        )
+        tokenizer = with_template(tmp_path, template)
+        messages = [{"role": "user", "content": f"{i} " + "word " * 500} for i in range(200)]
+        ids = tokenizer.chat(messages)
+        text = "".join(
+            f"<user>{i} {'word ' * 499}word{str(i)[0] * 8}{i + 1:3d}" for i in range(200)
+        )
+        assert tokenizer.decode(ids) == text
+
     def test_what_templates_may_use(self, tmp_path: Path) -> None:
         template = (
             "{% if tools is not none %}{{ raise_exception('tools') }}{% endif %}\n"
@@ -547,14 +590,17 @@ class TestChat:
             ("{% for i in range(999999999) %}{% endfor %}", "[Rr]ange"),
             (
                 "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
-                "loop turns",
+                "takes more than",
             ),
             (
                 "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
                 "{{ f(60) }}",
-                "loop turns",
+                "takes more than",
             ),
             ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+            ("{{ lipsum(n=10**7) }}", "lipsum"),
+            ("a" * 200_000, "100000 characters"),
+            *((template, "it makes more than") for template in GIANT),
         ],
     )
     def test_bad_templates(
@@ -564,7 +610,7 @@ class TestChat:
         reason: str,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("lopa.models.chat.MAX_STEPS", 20_000)
+        monkeypatch.setattr("lopa.models.chat.MAX_SIZE", 1_000_000)
         tokenizer = with_template(tmp_path, template)
         for _ in range(2):  # a failure leaves nothing behind
             with pytest.raises(PromptError, match=reason) as caught:
