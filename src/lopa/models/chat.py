@@ -29,7 +29,7 @@ from jinja2.visitor import NodeTransformer
 
 from lopa.errors import PromptError
 
-MAX_SECONDS = 0.5  # of this thread's CPU time in one render; real templates take milliseconds
+MAX_SECONDS = 1.0  # of this thread's CPU time in one render; real templates take milliseconds
 MAX_SIZE = 50_000_000  # characters of all values that one render makes
 MAX_SOURCE = 100_000  # characters of a template; real ones have some 10,000
 
@@ -262,7 +262,7 @@ def _on_budget(function: Callable[..., Any], lazy: bool) -> Callable[..., Any]:
 
 def _counted(items: Iterable[Any]) -> Iterator[Any]:
     for item in items:
-        _budget.get().spend(1)
+        _budget.get().spend()
         yield item
 
 
