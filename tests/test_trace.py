@@ -78,6 +78,36 @@ def test_broken_files(tmp_path: Path, text: str) -> None:
         trace.read(path)
 
 
+@pytest.mark.parametrize("bad", [1e15, 10**15, -1, None, "1", True])
+@pytest.mark.parametrize(
+    ("part", "name"), [("branches", "end"), ("fills", "position"), ("blocks", "start")]
+)
+def test_numbers_out_of_range(llm: LLM, tmp_path: Path, part: str, name: str, bad: object) -> None:
+    made = llm.generate("Hello", DecodeConfig(max_new_tokens=32)).trace
+    records = [json.loads(line) for line in trace.lines(made)]
+    records[2][part][0][name] = bad
+    path = tmp_path / "run.jsonl"
+    path.write_text("\n".join(map(json.dumps, records)))
+    with pytest.raises(LopaError, match=rf"run\.jsonl .*round 2: {name} is missing or out of"):
+        trace.read(path)
+
+
+@pytest.mark.parametrize("before", ["", '{"type": "run", "version": 2, "prompt_ids": '])
+def test_nested_files(tmp_path: Path, before: str) -> None:
+    path = tmp_path / "nested.jsonl"
+    path.write_text(before + "[" * 100_000)
+    with pytest.raises(LopaError, match=r"nested\.jsonl is not a complete lopa trace"):
+        trace.read(path)
+
+
+def test_giant_files(tmp_path: Path) -> None:
+    path = tmp_path / "giant.jsonl"
+    path.touch()
+    os.truncate(path, 2**40)  # sparse: it takes no room
+    with pytest.raises(LopaError, match=r"giant\.jsonl .*larger than"):
+        trace.read(path)
+
+
 def test_line_separators_in_the_text(llm: LLM, tmp_path: Path) -> None:
     made = llm.generate("Hello", DecodeConfig(max_new_tokens=32, stop="\u2028\u0085x")).trace
     trace.write(made, tmp_path / "run.jsonl")

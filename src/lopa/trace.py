@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lopa.atomic_write import write_lines
 from lopa.errors import LopaError
 from lopa.types import BlockView, Branch, Fill, Lookahead, Opinion, Round, Trace
 
 _VERSION = 2
+_MAX_BYTES = 2**30  # of a file
+_MAX_NUMBER = 10_000_000  # of positions, tokens and counts: beyond any context or vocabulary
+
+_Record = TypeVar("_Record", Round, Branch, Fill, Lookahead, Opinion, BlockView)
 
 
 def lines(trace: Trace) -> Iterator[str]:
@@ -35,10 +39,12 @@ def write(trace: Trace, path: Path) -> None:
 
 def read(path: Path) -> Trace:
     try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ValueError(f"it is larger than {_MAX_BYTES} bytes")
         return parse(path.read_text(encoding="utf-8").split("\n"))
     except OSError as error:
         raise LopaError(f"cannot read {path} ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LopaError(f"{path} is not a complete lopa trace ({error})") from None
 
 
@@ -54,7 +60,7 @@ def parse(source: Iterable[str]) -> Trace:
     return Trace(
         prompt_ids=records[0]["prompt_ids"],
         settings=records[0]["settings"],
-        rounds=[_round(record) for record in records[1:-1]],
+        rounds=[_round(number, record) for number, record in enumerate(records[1:-1], 1)],
         token_ids=records[-1]["token_ids"],
         finish=records[-1]["finish"],
         pieces={int(key): piece for key, piece in records[-1]["pieces"].items()},
@@ -65,27 +71,35 @@ def _line(kind: str, record: dict[str, Any]) -> str:
     return json.dumps({"type": kind, **record}, ensure_ascii=False, allow_nan=False)
 
 
-def _round(raw: dict[str, Any]) -> Round:
-    branches = [
-        Branch(
-            **{
+def _round(number: int, raw: dict[str, Any]) -> Round:
+    try:
+        branches = [
+            {
                 **b,
                 "lookaheads": _lookaheads(b["lookaheads"]),
-                "anchor": [Opinion(**opinion) for opinion in b["anchor"]],
+                "anchor": [_record(Opinion, opinion) for opinion in b["anchor"]],
             }
-        )
-        for b in raw["branches"]
-    ]
-    return Round(
-        **{
+            for b in raw["branches"]
+        ]
+        made = {
             **raw,
-            "branches": branches,
-            "fills": [Fill(**f) for f in raw["fills"]],
+            "branches": [_record(Branch, b) for b in branches],
+            "fills": [_record(Fill, f) for f in raw["fills"]],
             "spawned": [_lookaheads(draft) for draft in raw["spawned"]],
-            "blocks": [BlockView(**b) for b in raw["blocks"]],
+            "blocks": [_record(BlockView, b) for b in raw["blocks"]],
         }
-    )
+        return _record(Round, made)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"round {number}: {error}") from None
 
 
 def _lookaheads(raw: list[dict[str, Any]]) -> list[Lookahead]:
-    return [Lookahead(**lookahead) for lookahead in raw]
+    return [_record(Lookahead, lookahead) for lookahead in raw]
+
+
+def _record(kind: type[_Record], raw: dict[str, Any]) -> _Record:
+    for field in fields(kind):
+        value = raw.get(field.name)
+        if field.type == "int" and not (type(value) is int and 0 <= value <= _MAX_NUMBER):
+            raise ValueError(f"{field.name} is missing or out of range")
+    return kind(**raw)

@@ -87,3 +87,34 @@ def test_other_files_are_refused(open_page: OpenPage, text: str) -> None:
         "run.jsonl is not a complete lopa trace"
     )
     expect(page.locator("#welcome")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("branches", "end", 1e15),
+        ("branches", "end", None),
+        ("branches", "end", [1]),
+        ("fills", "position", 1e15),
+        ("blocks", "end", 1e15),
+    ],
+)
+def test_numbers_out_of_range(open_page: OpenPage, part: str, name: str, value: object) -> None:
+    llm = LLM("dummy:dream-tiny", device="cpu")
+    made = llm.generate("Hello", DecodeConfig(max_new_tokens=32)).trace
+    records = [json.loads(line) for line in trace.lines(made)]
+    records[2][part][0][name] = value
+    page = open_page()
+    page.evaluate(DROP, "\n".join(map(json.dumps, records)))
+    alert = page.get_by_role("alert").first
+    expect(alert).to_contain_text("run.jsonl is not a complete lopa trace")
+    expect(alert).to_contain_text("round 2 is out of range")
+    expect(page.locator("#welcome")).to_be_visible()
+
+
+def test_nested_files_are_refused(open_page: OpenPage) -> None:
+    page = open_page()
+    nested = "[" * 100_000 + "]" * 100_000
+    page.evaluate(DROP, f'{{"type": "run", "version": 2, "prompt_ids": {nested}}}')
+    expect(page.get_by_role("alert").first).to_contain_text("token is out of range")
+    expect(page.locator("#welcome")).to_be_visible()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -251,6 +252,43 @@ def header_without_shape(folder: Path) -> None:
     path.write_bytes(data[:8] + data[8:].replace(b'"shape"', b'"shade"', 1))
 
 
+def set_header(**changes: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        data = path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        raw = json.loads(data[8 : 8 + length])
+        raw["model.norm.weight"] |= changes
+        header = json.dumps(raw).replace("Infinity", "1e999").encode()
+        path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
+
+    return change
+
+
+def giant(name: str, header: int = 0) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        with (folder / name).open("wb") as file:
+            file.write(header.to_bytes(8, "little"))
+            file.truncate(2**40)  # sparse: it takes no room
+
+    return make
+
+
+def put(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Something else in place of a file."""
+
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        make(folder / name)
+
+    return change
+
+
+def long_shard(folder: Path) -> None:
+    weight_map = {"model.norm.weight": "x" * 5000}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
 def nested_config(folder: Path) -> None:
     (folder / "config.json").write_text("[" * 100_000 + "]" * 100_000)
 
@@ -296,6 +334,17 @@ def no_weights(folder: Path) -> None:
         (set_config(rope_theta=0.0), "rope_theta is 0"),
         (set_config(rope_parameters={"rope_type": "yarn"}), "rope_type"),
         (set_config(quantization_config={"bits": 4}), "quantization_config"),
+        (set_header(shape=[float("inf")]), "tensor model.norm.weight has no valid shape"),
+        (set_header(shape=[-64]), "tensor model.norm.weight has no valid shape"),
+        (set_header(shape=[2**70]), "tensor model.norm.weight has no valid shape"),
+        (set_header(data_offsets=[0, float("inf")]), "tensor model.norm.weight has no valid"),
+        (giant("model.safetensors", header=2**62), r"model\.safetensors is .*header is cut off"),
+        (giant("model.safetensors", header=2**39), r"model\.safetensors is .*header is larger"),
+        (giant("config.json"), r"config\.json is larger than"),
+        (giant("tokenizer.json"), r"tokenizer\.json is larger than"),
+        (long_shard, "File name too long"),
+        (set_config(vocab_size=10**300), "vocab_size is above"),
+        (set_config(rope_theta=10**400), "rope_theta is inf"),
         (header_without_shape, "not a valid safetensors file"),
         (nested_config, "cannot be read as JSON"),
         (shard_outside, "outside the folder"),
@@ -309,6 +358,27 @@ def test_broken_checkpoints(folder: Path, damage: Callable[[Path], None], named:
     with pytest.raises(LopaError, match=named) as caught:
         logits(folder)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda p: p.symlink_to("/dev/zero")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config.json", "model.safetensors", "model.safetensors.index.json"),
+        *("tokenizer.json", "tokenizer_config.json"),
+    ],
+)
+def test_what_is_no_file(folder: Path, name: str, make: Callable[[Path], object]) -> None:
+    put(name, make)(folder)
+    with pytest.raises(LopaError, match=rf"{name} cannot be read \(it is no regular file"):
+        logits(folder)
+
+
+def test_an_adapter_that_is_a_pipe(folder: Path) -> None:
+    write_adapter(folder / "adapter")
+    put("adapter_model.safetensors", os.mkfifo)(folder / "adapter")
+    with pytest.raises(LopaError, match=r"adapter_model\.safetensors cannot be read"):
+        logits(folder, adapter=folder / "adapter")
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,34 @@ def train() -> tokenizers.Tokenizer:
 
 
 TRAINED: dict[str, Any] = json.loads(train().to_str())
+LONG = "{% set s = 'a' * 60000 %}"
+GROW = "{% set ns = namespace(x='a', l=[1]) %}{% for i in range(99) %}{% set "
+GIANT = [  # templates that would need more memory, or time within one operation, than there is
+    "{{ 9**(9**9) }}",
+    "{{ 'a' * 10**10 }}",
+    "{{ 'a'.ljust(10**10) }}",
+    "{{ 'a' | center(10**10) }}",
+    "{{ [1] | tojson(indent=10**10) }}",
+    "{{ 5 | round(-10**9) }}",
+    "{{ (1).to_bytes(10**10, 'big') }}",
+    "{{ '%9999999999d' % 1 }}",
+    "{{ '%(n)9999999999d' % {'n': 1} }}",
+    "{{ '%*d' % (10**10, 1) }}",
+    "{{ '{:>9999999999}'.format(1) }}",
+    "{{ '{:>{0[0]}}'.format([10**10]) }}",
+    "{{ strftime_now('%9999999999d') }}",
+    LONG + "{{ s.replace('a', s) }}",
+    LONG + "{{ s | replace('a', s) }}",
+    LONG + "{{ ([s] * 9999) | join }}",
+    LONG + "{{ ([s] * 999) | map('upper') | list }}",
+    LONG + "{% macro f() %}{% for i in range(9999) %}{{ s }}{% endfor %}{% endmacro %}{{ f() }}",
+    "{% for i in range(9999) %}" + "text" * 9999 + "{% endfor %}",
+    GROW + "ns.x = ns.x ~ ns.x %}{% endfor %}",
+    GROW + "ns.x = ns.x + ns.x %}{% endfor %}",
+    GROW + "ns.l = [ns.l, ns.l] %}{% endfor %}",
+    GROW + "ns.l = dict(a=ns.l, b=ns.l) %}{% endfor %}{{ ns.l }}",
+]
+PRECOMPILED = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
 
 
 def write(path: Path, value: Any) -> None:
@@ -237,6 +265,43 @@ class TestBadFiles:
         with pytest.raises(CheckpointError, match=name) as caught:
             Tokenizer.from_folder(tmp_path)
         assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            '{"model": ' + "[" * 100_000,
+            json.dumps({**TRAINED, "model": 5}),
+            json.dumps({**TRAINED, "normalizer": 5}),
+            json.dumps(TRAINED).replace('"normalizer": {', '"normalizer": {"x":' + "[" * 500, 1),
+            # The library panics on these.
+            json.dumps({**TRAINED, "normalizer": PRECOMPILED}),
+            json.dumps(
+                {**TRAINED, "model": {**TRAINED["model"], "continuing_subword_prefix": "#"}}
+            ),
+        ],
+    )
+    def test_hostile_tokenizer_json(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json") as caught:
+            Tokenizer.from_folder(tmp_path)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "part",
+        [
+            {
+                "type": "Split",
+                "pattern": {"Regex": "(a+)+$"},
+                "behavior": "Isolated",
+                "invert": False,
+            },
+            {"type": "FixedLength", "length": 0},
+        ],
+    )
+    def test_a_panic_while_encoding(self, tmp_path: Path, part: dict[str, Any]) -> None:
+        tokenizer = load(json_folder(tmp_path, {**TRAINED, "pre_tokenizer": part}))
+        with pytest.raises(PromptError, match=r"tokenizer\.json"):
+            tokenizer.encode("a" * 40 + "b")
 
     @pytest.mark.parametrize("missing", ["vocab.json", "merges.txt"])
     def test_half_a_vocabulary(self, tmp_path: Path, missing: str) -> None:
@@ -484,6 +549,22 @@ class TestChat:
         special = {"role": "assistant", "content": "<|im_end|>"}
         assert 1645 not in tokenizer.chat([special])
 
+    def test_long_chats_are_within_the_limits(self, tmp_path: Path) -> None:
+        template = (
+            "{% set ns = namespace(kept=[]) %}{% for m in messages %}"
+            "{% set ns.kept = ns.kept + [m] %}"
+            "{% if (messages | selectattr('role', 'equalto', 'user') | list | length) %}"
+            "{{ '<' ~ m.role + '>' }}{{ m.content.split('</think>')[-1] | trim }}"
+            "{{ m.content[:1] * 2 ** 3 }}{{ '%3d' % loop.index }}{% endif %}{% endfor %}"
+        )
+        tokenizer = with_template(tmp_path, template)
+        messages = [{"role": "user", "content": f"{i} " + "word " * 500} for i in range(200)]
+        ids = tokenizer.chat(messages)
+        text = "".join(
+            f"<user>{i} {'word ' * 499}word{str(i)[0] * 8}{i + 1:3d}" for i in range(200)
+        )
+        assert tokenizer.decode(ids) == text
+
     def test_what_templates_may_use(self, tmp_path: Path) -> None:
         template = (
             "{% if tools is not none %}{{ raise_exception('tools') }}{% endif %}\n"
@@ -509,14 +590,17 @@ class TestChat:
             ("{% for i in range(999999999) %}{% endfor %}", "[Rr]ange"),
             (
                 "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
-                "loop turns",
+                "(takes|makes) more than",
             ),
             (
                 "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
                 "{{ f(60) }}",
-                "loop turns",
+                "(takes|makes) more than",
             ),
             ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+            ("{{ lipsum(n=10**7) }}", "lipsum"),
+            ("a" * 200_000, "100000 characters"),
+            *((template, "it makes more than") for template in GIANT),
         ],
     )
     def test_bad_templates(
@@ -526,7 +610,7 @@ class TestChat:
         reason: str,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("lopa.models.chat.MAX_STEPS", 20_000)
+        monkeypatch.setattr("lopa.models.chat.MAX_SIZE", 1_000_000)
         tokenizer = with_template(tmp_path, template)
         for _ in range(2):  # a failure leaves nothing behind
             with pytest.raises(PromptError, match=reason) as caught:

@@ -170,9 +170,9 @@ def evaluate(
             kept,
             setting="",
             batch_size=batch_size,
-            tick=lambda: progress(len(kept.samples), total),
+            tick=lambda: progress(len(kept.of("", total)), total),
         )
-    found = report(asked, config, kept.of(""), batch_size)
+    found = report(asked, config, kept.of("", total), batch_size)
     if as_json:
         print(json.dumps({**found, "host": environment(llm)}, ensure_ascii=False))
         return

@@ -43,7 +43,7 @@ def run_sweep(
     file = SampleFile(folder / "samples.jsonl", run | {"host": environment(llm)})
     progress, bar = progress_bar(benchmark.title)
     with bar:
-        sweep.run(llm, file, batch_size, lambda: progress(len(file.samples), sweep.answers))
+        sweep.run(llm, file, batch_size, lambda: progress(sweep.done(file), sweep.answers))
     report = {**run, "host": environment(llm), "batch_size": batch_size, **sweep.report(file)}
     write_lines(folder / "report.json", [json.dumps(report, ensure_ascii=False, indent=1)])
     plots = plot_sweep(report, folder)

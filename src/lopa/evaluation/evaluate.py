@@ -103,5 +103,5 @@ def evaluate(
     benchmark = built_in(task, split, limit, seed)
     samples = Samples()
     answer(llm, benchmark, config, samples, setting="", batch_size=batch_size, tick=lambda: None)
-    found = samples.of("")
+    found = samples.of("", limit)
     return report(benchmark, config, found, batch_size), found

@@ -142,10 +142,10 @@ class Samples:
         for sample in samples:
             self.samples[sample.setting, sample.problem] = sample
 
-    def of(self, setting: str) -> list[Sample]:
-        """In the order of the problems, however they came."""
-        those = (s for s in self.samples.values() if s.setting == setting)
-        return sorted(those, key=lambda s: s.problem)
+    def of(self, setting: str, problems: int) -> list[Sample]:
+        """Those of the first `problems`, in order; a file may hold more than is asked for."""
+        keys = ((setting, i) for i in range(problems))
+        return [self.samples[key] for key in keys if key in self.samples]
 
 
 class SampleFile(Samples):
@@ -155,20 +155,26 @@ class SampleFile(Samples):
         super().__init__()
         self.path = path
         head = json.dumps({"run": run}, ensure_ascii=False, sort_keys=True)
-        lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
-        whole = lines[:-1]  # what follows the last line break was cut short
-        if whole and whole[0] != head:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is not a file: choose another place")
+        # As bytes: a stop may cut inside a character. What follows the last line break was cut.
+        *whole, cut = path.read_bytes().split(b"\n") if path.exists() else [b""]
+        own = head.encode()
+        if whole[0] != own if whole else not own.startswith(cut):
             raise ConfigError(
                 f"{path} holds another run: give the settings it was made with, or another place"
             )
-        try:
-            for line in whole[1:]:
+        for number, line in enumerate(whole[1:], 2):
+            try:
                 super().add([Sample(**_tuples(json.loads(line)))])
-        except (ValueError, TypeError) as error:
-            raise LopaError(f"{path} is no file of samples ({error}): remove it") from None
-        text = "".join(line + "\n" for line in whole or [head])
-        if not lines or lines[-1]:
-            path.write_text(text, encoding="utf-8")
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
+                raise LopaError(
+                    f"{path}, line {number} is no sample ({error}): remove the line"
+                ) from None
+        if not whole:
+            path.write_bytes(own + b"\n")
+        elif cut:
+            os.truncate(path, path.stat().st_size - len(cut))
 
     def add(self, samples: Sequence[Sample]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -184,7 +190,7 @@ def described_in(path: Path) -> dict[str, Any]:
     try:
         with path.open(encoding="utf-8") as file:
             run: dict[str, Any] = json.loads(file.readline())["run"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise LopaError(f"{path} is no file of samples ({error}): give another folder") from None
     return run
 

@@ -14,7 +14,7 @@ from lopa.errors import ConfigError
 from lopa.evaluation.aup import aup
 from lopa.evaluation.benchmark import Benchmark
 from lopa.evaluation.evaluate import Tick, answer
-from lopa.evaluation.sample import Samples, figures, mean_by_round
+from lopa.evaluation.sample import Sample, Samples, figures, mean_by_round
 from lopa.option_help import FIELDS
 
 Axes = Mapping[str, Sequence[Any]]  # setting → the values it takes
@@ -58,6 +58,13 @@ class Sweep:
         """How many there are when it is done."""
         return len(combinations(self.axes)) * len(self.benchmark.exercises)
 
+    def done(self, samples: Samples) -> int:
+        """How many there are by now."""
+        return sum(len(self._samples(samples, options)) for options in combinations(self.axes))
+
+    def _samples(self, samples: Samples, options: Mapping[str, Any]) -> list[Sample]:
+        return samples.of(setting_name(options), len(self.benchmark.exercises))
+
     def run(self, llm: LLM, samples: Samples, batch_size: int, tick: Tick) -> None:
         """Decode what is not there yet."""
         for options in combinations(self.axes):
@@ -75,7 +82,7 @@ class Sweep:
         """Figures by setting, and the AUP of each curve along the first axis."""
         points = []
         for options in combinations(self.axes):
-            those = samples.of(setting_name(options))
+            those = self._samples(samples, options)
             points.append({"options": options, **figures(those), "by_round": mean_by_round(those)})
         return {
             "axes": {name: list(values) for name, values in self.axes.items()},

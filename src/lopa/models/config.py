@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from lopa.errors import CheckpointError
 
 _MOST_LAYERS = 10_000
+_MOST = 2**31  # of any other size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,8 @@ class ModelConfig:
         for name in sizes.split():
             if getattr(self, name) < 1:
                 raise CheckpointError(f"config.json: {name} is {getattr(self, name)}, not above 0")
+            if getattr(self, name) > _MOST:
+                raise CheckpointError(f"config.json: {name} is above {_MOST}: no model has so many")
         if self.layers > _MOST_LAYERS:  # each of them is listed before anything is read
             raise CheckpointError(f"config.json: layers is {self.layers}: no model has so many")
         if self.heads % self.kv_heads:

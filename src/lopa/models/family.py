@@ -71,7 +71,7 @@ def require(raw: Mapping[str, Any], name: str, kind: type = int) -> Any:
     value = raw.get(name)
     wrong = isinstance(value, bool) and kind is not bool
     if kind is float and isinstance(value, int):
-        value = float(value)
+        value = float(value) if value.bit_length() < 1000 else math.inf
     if isinstance(value, float) and not 0 < value < math.inf:
         raise CheckpointError(f"config.json: {name} is {value}: this is not a complete checkpoint")
     if not isinstance(value, kind) or wrong:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from lopa.errors import CheckpointError
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 _WANTED = ["*.json", "*.safetensors", "merges.txt", "*.jinja"]
+MAX_BYTES = 100_000_000  # of a JSON file, and of a header: the limit of safetensors itself
 BUILT_IN = {"tiny": Path(__file__).parents[1] / "tiny"}
 
 
@@ -43,12 +45,34 @@ def resolve(name: str | Path, what: str = "model") -> Path:
         ) from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def file_size(path: Path) -> int:
+    """The size of a regular file. Nothing else may be opened: a pipe would wait for a writer."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        status = path.stat()
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: is {path.parent} a model folder?") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", error)
+        raise CheckpointError(f"{str(path)[:300]} cannot be read ({reason})") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise CheckpointError(f"{path} cannot be read (it is no regular file): fetch it again")
+    return status.st_size
+
+
+def read_text(path: Path) -> str:
+    if file_size(path) > MAX_BYTES:
+        raise CheckpointError(f"{path} is larger than {MAX_BYTES} bytes: fetch it again")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as text ({error}): fetch it again") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    text = read_text(path)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}): fetch it again") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} holds no JSON object: fetch it again")
@@ -57,17 +81,21 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def safetensors_header(path: Path) -> dict[str, Any]:
     """The tensors a safetensors file declares, checked against its size."""
-    size = path.stat().st_size
+    size = file_size(path)
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= size - 8:
                 raise ValueError("its header is cut off")
+            if length > MAX_BYTES:
+                raise ValueError(f"its header is larger than {MAX_BYTES} bytes")
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)
+        for key, value in header.items():
+            for number in (*value["shape"], *value["data_offsets"]):
+                if type(number) is not int or not 0 <= number < 2**63:
+                    raise ValueError(f"tensor {key} has no valid shape or place")
         ends = {key: 8 + length + value["data_offsets"][1] for key, value in header.items()}
-        for value in header.values():
-            value["shape"] = [int(size) for size in value["shape"]]
     except (
         *(OSError, ValueError, KeyError, TypeError, AttributeError),
         *(IndexError, RecursionError),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lopa.errors import CheckpointError
 from lopa.models.family import Target
-from lopa.models.files import read_json
+from lopa.models.files import read_json, safetensors_header
 
 _KEY = re.compile(r"^(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight$")
 # Fields that change what an adapter means, and the values under which it is a plain LoRA.
@@ -55,6 +55,7 @@ class Lora:
         path = folder / "adapter_model.safetensors"
         if not path.exists():
             raise CheckpointError(f"{path} is missing: is {folder} a PEFT adapter folder?")
+        safetensors_header(path)  # its checks, before the file is opened
         halves: dict[str, dict[str, Tensor]] = {}
         try:
             with safe_open(path, framework="pt", device="cpu") as file:

@@ -15,13 +15,14 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from lopa.errors import CheckpointError, PromptError
+from lopa.errors import CheckpointError, LopaError, PromptError
 from lopa.models.tokenizer_files import (
     added_token,
     byte_level_part,
@@ -78,8 +79,10 @@ class Tokenizer:
         """
         added: list[dict[str, Any]] = sorted(spec["added_tokens"], key=lambda token: token["id"])
         model = spec["model"]
+        self._source = source
         self._full = _build(spec, added, source)
-        self._plain = _without_added(self._full, added)
+        with _library(CheckpointError, source):
+            self._plain = _without_added(self._full, added)
         self._names: dict[int, str] = {token["id"]: token["content"] for token in added}
         self.special_ids: frozenset[int] = frozenset(
             token["id"] for token in added if token["special"]
@@ -95,7 +98,7 @@ class Tokenizer:
             for token in added
             if token["content"].strip()
             and token["id"] != unknown
-            and (token["special"] or _encode(self._plain, token["content"]).ids != [token["id"]])
+            and (token["special"] or self._encode_plain(token["content"]).ids != [token["id"]])
         )
         self.is_byte_level: bool = _is_byte_level(spec.get("decoder"))
 
@@ -139,8 +142,8 @@ class Tokenizer:
         is not valid Unicode.
         """
         if specials:
-            return list(_encode(self._full, text).ids)
-        encoding = _encode(self._plain, text)
+            return list(self._encode_full(text).ids)
+        encoding = self._encode_plain(text)
         if self._control.isdisjoint(encoding.ids):
             return list(encoding.ids)
         # Where the vocabulary holds the structure tokens too, some models (Unigram) can reach
@@ -151,7 +154,7 @@ class Tokenizer:
                 ids.append(token_id)
                 continue
             for char in text[start:end]:
-                ids += [i for i in _encode(self._plain, char).ids if i not in self._control]
+                ids += [i for i in self._encode_plain(char).ids if i not in self._control]
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -161,7 +164,8 @@ class Tokenizer:
         """
         if self.is_byte_level:
             return self.to_bytes(ids).decode("utf-8", "replace")
-        return self._full.decode(self.visible(ids), skip_special_tokens=True)
+        with _library(CheckpointError, self._source):
+            return self._full.decode(self.visible(ids), skip_special_tokens=True)
 
     def visible(self, ids: Sequence[int]) -> list[int]:
         """`ids` without special tokens and ids outside the vocabulary."""
@@ -246,7 +250,7 @@ class Tokenizer:
 
     def _hide(self, text: str, risky: Container[int], hidden: dict[str, str]) -> str:
         """`text` with each token of `risky` in it replaced by a placeholder, noted in `hidden`."""
-        encoding = _encode(self._full, text)  # the library knows best what it would match
+        encoding = self._encode_full(text)  # the library knows best what it would match
         parts, end = [], 0
         for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
             if token_id in risky:
@@ -265,7 +269,7 @@ class Tokenizer:
         words get the tokens they would have in any other ordinary text.
         """
         marks = re.compile("|".join(map(re.escape, hidden)))
-        encoding = _encode(self._full, rendered)
+        encoding = self._encode_full(rendered)
         ids: list[int] = []
         between: list[int] = []
         begin = 0
@@ -285,19 +289,42 @@ class Tokenizer:
         close(len(rendered))
         return ids
 
+    def _encode_full(self, text: str) -> tokenizers.Encoding:
+        return _encode(self._full, text, self._source)
+
+    def _encode_plain(self, text: str) -> tokenizers.Encoding:
+        return _encode(self._plain, text, self._source)
+
     def _token(self, token_id: int) -> str | None:
         if not 0 <= token_id < self.vocab_size:  # the library overflows on ids it cannot hold
             return None
         return self._full.id_to_token(token_id)
 
 
-def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+@contextmanager
+def _library(kind: type[LopaError], source: str) -> Iterator[None]:
+    """A failure of the `tokenizers` library as an error that names the file.
+
+    The library is Rust: where a file makes it panic, it raises what is no Exception.
+    """
     try:
-        return tokenizer.encode(text, add_special_tokens=False)
-    except TypeError:  # what the library makes of a lone surrogate
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise kind(f"{source}: {reason}; download the tokenizer files again") from error
+
+
+def _encode(tokenizer: tokenizers.Tokenizer, text: str, source: str) -> tokenizers.Encoding:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
         raise PromptError(
             "the text is not valid Unicode (a lone surrogate); pass text that UTF-8 can hold"
         ) from None
+    with _library(PromptError, source):
+        return tokenizer.encode(text, add_special_tokens=False)
 
 
 def _token_bytes(name: str) -> bytes:
@@ -333,11 +360,8 @@ def _build(
         model["vocab"] = model["vocab"] | {token["content"]: token["id"] for token in added}
     # A saved truncation would silently shorten prompts.
     content = {**spec, "model": model, "added_tokens": added, "truncation": None, "padding": None}
-    try:
+    with _library(CheckpointError, source):
         built = tokenizers.Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
-    except Exception as error:  # the library raises bare Exception
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"{source}: {reason}; download the tokenizer files again") from error
     for token in added:
         got = built.token_to_id(token["content"])
         if got != token["id"]:

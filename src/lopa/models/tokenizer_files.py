@@ -9,7 +9,6 @@ Non-goal: SentencePiece and WordPiece files without a tokenizer.json.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lopa.errors import CheckpointError
+from lopa.models.files import read_json, read_text
 
 # Any of these makes a folder one that should hold a whole tokenizer.
 _FILES = (
@@ -50,7 +50,7 @@ class TokenizerFiles:
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles | None:
     """None when the folder holds no tokenizer file at all; CheckpointError on unusable files."""
-    present = [name for name in _FILES if (folder / name).is_file()]
+    present = [name for name in _FILES if (folder / name).exists()]
     if not present:
         return None
     config = _read_object(folder / "tokenizer_config.json")
@@ -127,7 +127,7 @@ def added_token(content: str, token_id: int, flags: Mapping[str, Any]) -> dict[s
 def _spec_from_vocab(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """What tokenizer.json would say, from vocab.json and merges.txt."""
     for have, lack in (("vocab.json", "merges.txt"), ("merges.txt", "vocab.json")):
-        if not (folder / lack).is_file():
+        if not (folder / lack).exists():
             raise CheckpointError(f"{have}: {lack} is missing beside it; download {lack} too")
     vocab = _read_object(folder / "vocab.json")
     owners: dict[int, str] = {}
@@ -138,7 +138,7 @@ def _spec_from_vocab(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
             )
         owners[i] = token
     merges = []
-    for number, line in enumerate(_read_text(folder / "merges.txt").split("\n"), start=1):
+    for number, line in enumerate(read_text(folder / "merges.txt").split("\n"), start=1):
         line = line.rstrip("\r")
         if not line or (number == 1 and line.startswith("#version")):
             continue
@@ -239,8 +239,8 @@ def _token_text(value: Any) -> str | None:
 
 def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
-    if path.is_file():
-        return _read_text(path)
+    if path.exists():
+        return read_text(path)
     template = config.get("chat_template")
     if isinstance(template, list):
         entries = [item for item in template if isinstance(item, dict)]
@@ -258,23 +258,6 @@ def _typed(value: Any, kind: type, file: str, what: str) -> Any:
     return value
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            f"{path.name}: cannot be read as text ({error}); download the file again"
-        ) from error
-
-
 def _read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; {} when there is no such file."""
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path.name}: not valid JSON ({error}); download the file again"
-        ) from error
-    return dict(_typed(value, dict, path.name, "the content"))
+    return read_json(path) if path.exists() else {}

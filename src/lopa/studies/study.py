@@ -97,9 +97,7 @@ class Study:
     def decode(self, settings: Sequence[Setting]) -> dict[str, list[Sample]]:
         """Every problem under every setting, scored; what is on file is not decoded again."""
         if self.llm is None:
-            return {
-                s.name: self.file.of(self._key(s)) for s in settings if not self._job(s).prompts
-            }
+            return {s.name: self._samples(s) for s in settings if not self._job(s).prompts}
         jobs = list({self._key(setting): self._job(setting) for setting in settings}.values())
         total = len(jobs) * len(self.problems)
         done = total - sum(len(job.prompts) for job in jobs)
@@ -118,7 +116,10 @@ class Study:
                 self.file.add(list(pool.map(scored, samples)))
                 done += len(samples)
                 self.progress(done, total)
-        return {setting.name: self.file.of(self._key(setting)) for setting in settings}
+        return {setting.name: self._samples(setting) for setting in settings}
+
+    def _samples(self, setting: Setting) -> list[Sample]:
+        return self.file.of(self._key(setting), len(self.problems))
 
     def _key(self, setting: Setting) -> str:
         """Under what its samples are on file: what it changes. Studies share what they share."""

@@ -9,7 +9,7 @@ import { Notice } from "./notice.js";
 import { Player, playerKeys } from "./player.js";
 import { decodeSettings, encodeSettings, SettingsForm } from "./settings.js";
 import { hideTip, showTip } from "./tip.js";
-import { readTrace, Run, TraceError } from "./trace.js";
+import { MAX_BYTES, readTrace, Run, TraceError } from "./trace.js";
 
 const TEXT_EVERY = 250; // ms, while playing
 const PARTS = ["tokens", "lanes", "more lanes", "round", "text"];
@@ -297,6 +297,7 @@ export class GenerateView {
     this.running = null;
     this.notice.clear();
     try {
+      if (file.size > MAX_BYTES) throw new TraceError(`it is larger than ${MAX_BYTES} bytes`);
       this.open(readTrace(await file.text()));
     } catch (error) {
       this.notice.show(`${visible(file.name)} is not a complete lopa trace (${error.message}).`);

@@ -11,6 +11,8 @@ const ROUND = [
   ...["fills", "spawned", "blocks", "seconds"],
 ];
 const MAX_POSITION = 200_000; // in a file that is opened here; longer than any context
+const MAX_BRANCHES = 1_000; // of a round
+export const MAX_BYTES = 2 ** 28; // of a file
 
 export class Run {
   constructor() {
@@ -60,6 +62,7 @@ export class Run {
       throw new TraceError(`version ${record.version} where ${VERSION} is read`);
     }
     this.promptIds = list(record.prompt_ids, "prompt_ids");
+    for (const id of this.promptIds) whole(id, "token");
     this.promptPieces = Array.isArray(record.prompt_pieces) ? record.prompt_pieces : null;
     this.settings = record.settings ?? {};
     this.id = record.id ?? null;
@@ -73,13 +76,15 @@ export class Run {
     const branches = list(record.branches, "branches");
     const winner = branches[record.winner];
     if (!winner) throw new TraceError(`round ${index} has no winner`);
+    if (branches.length > MAX_BRANCHES) throw new TraceError(`round ${index} has too many branches`);
     for (const branch of branches) {
+      whole(branch.end, `end of a branch of round ${index}`);
       list(branch.lookaheads, "lookaheads");
       list(branch.anchor, "anchor");
     }
     const filled = [];
     const put = (placed, kind) => {
-      const position = whole(placed.position, "position");
+      const position = whole(placed.position, `position in round ${index}`);
       this.cells.set(position, {
         token: whole(placed.token, "token"),
         prob: number(placed.max_prob, "max_prob"),
@@ -102,8 +107,8 @@ export class Run {
   }
 
   #block(block, index) {
-    const start = Math.max(whole(block.start, "start"), this.prompt);
-    const end = whole(block.end, "end");
+    const start = Math.max(whole(block.start, `start of a block of round ${index}`), this.prompt);
+    const end = whole(block.end, `end of a block of round ${index}`);
     if (end <= this.prompt) return; // the prompt itself, on its way to the cache
     const last = this.blocks.at(-1);
     if (last && start < last.end) return; // known
