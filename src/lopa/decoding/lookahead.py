@@ -153,28 +153,36 @@ def merge(
         return None
     scores = allowed.tolist()
     others = [row for row in range(len(drafts)) if row != winner and scores[row] > -math.inf]
-    rows = np.array([winner, *sorted(others, key=lambda row: -scores[row])])
+    if not others:
+        return None
+    rows = [winner, *sorted(others, key=lambda row: -scores[row])]
     placed = [drafts[row][0] for row in rows]
-    columns = np.array([a.position - view.offset for a in placed])
-    pairs = rows[:, None], columns  # [B, B]
+    columns = [a.position - view.offset for a in placed]
+    pairs = np.array(rows)[:, None], columns  # [B, B]
     expects = view.token[pairs] == np.array([a.token for a in placed])
     expects &= view.max_prob[pairs] > config.agreement
     mutual = (expects & expects.T).tolist()
+    passed = passes(view.max_prob, config.threshold) & ~view.is_eos
+    # Of those that have joined, [N] each: where one is above the threshold, and with which token;
+    # where all predict the winner's token.
+    claimed, claim, token = passed[winner], view.token[winner], view.token[winner]
+    common = view.max_prob[winner] > config.agreement
     merged = [0]
-    filled = np.zeros(view.masks.shape[1], np.bool_)
+    filled = np.zeros(len(token), np.bool_)
     for index in range(1, len(rows)):
         if not all(mutual[before][index] for before in merged):
             continue
-        row, before = rows[index], rows[merged]
-        same = view.token[before] == view.token[row]  # [merged, N]
-        passed = passes(view.max_prob[before], config.threshold) & ~view.is_eos[before]
-        if (passed & view.masks[row] & ~same).any():
+        row = rows[index]
+        own, differs = view.token[row], view.token[row] != claim
+        if (claimed & view.masks[row] & differs).any():
             continue
-        own = passes(view.max_prob[row], config.threshold) & ~view.is_eos[row]
-        own &= (same & (view.max_prob[before] > config.agreement)).all(axis=0)
-        filled |= own
+        common = common & (own == token)
+        filled |= passed[row] & common
         filled[columns[index]] = True
         merged.append(index)
+        claim = np.where(passed[row], own, claim)
+        claimed = claimed | passed[row]
+        common &= view.max_prob[row] > config.agreement
     return filled if len(merged) > 1 else None
 
 
