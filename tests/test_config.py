@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lopa.config import PAPER, PRESETS, DecodeConfig, merged, options_of
+from lopa.config import PAPER, PRESETS, DecodeConfig, options_of, with_changes
 from lopa.errors import ConfigError
 
 
@@ -189,18 +189,20 @@ def test_changes_drop_what_they_make_meaningless() -> None:
     assert (block.agreement, block.agreement_ahead) == (0.1, 0.8)
     assert strict.changed(attention="block").merge is False
     assert block.changed(attention="full") == usual
-    assert merged({"agreement": 0.2, "score": "mean", "branches": 3}, {"accept": "score"}) == {
+    assert with_changes(
+        {"agreement": 0.2, "score": "mean", "branches": 3}, {"accept": "score"}
+    ) == {
         "branches": 3,
         "accept": "score",
     }
-    assert merged({"score": "mean", "score_fraction": 0.5}, {"score": "window"}) == {
+    assert with_changes({"score": "mean", "score_fraction": 0.5}, {"score": "window"}) == {
         "score": "window"
     }
-    assert merged({"agreement": 0.2, "objective": "tpf"}, {"branches": 3}) == {
+    assert with_changes({"agreement": 0.2, "objective": "tpf"}, {"branches": 3}) == {
         "agreement": 0.2,
         "branches": 3,
     }
-    assert merged({"threshold": 0.5, "window": "blocks"}, {"decoder": "vanilla"}) == {
+    assert with_changes({"threshold": 0.5, "window": "blocks"}, {"decoder": "vanilla"}) == {
         "decoder": "vanilla"
     }
 

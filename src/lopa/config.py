@@ -53,7 +53,7 @@ _LOOKAHEAD_OPTIONS: dict[str, Any] = {
 # and in those behind it. Under block attention a token there is out of sight of the blocks before
 # it, so that they go on as if it were not there: only a confident one is worth it.
 _AGREEMENT = {"agreement": 0.1, "agreement_ahead": 0.1}
-_AGREEMENT_UNDER_BLOCK = {"agreement": 0.1, "agreement_ahead": 0.8}
+_AHEAD_UNDER_BLOCK = 0.8
 _CREATION_WEIGHTS: dict[str, float] = {"mean": 0.0, "window": 0.0, "segment": 0.0, "fills": 0.5}
 _AGREED_WEIGHTS = {"fills": 0.25}
 _DECODER_OPTIONS: dict[DecoderName, dict[str, Any]] = {
@@ -193,8 +193,8 @@ class DecodeConfig:
             if self.early_stop is False:
                 own |= PAPER  # parity
             own["accept"] = self._asked("accept")
-            if own.get("attention") is not None and self.attention == "block":
-                own |= _AGREEMENT_UNDER_BLOCK
+            if self.attention == "block":
+                own["agreement_ahead"] = _AHEAD_UNDER_BLOCK
             own["score"] = self._asked("score")
             weights = _CREATION_WEIGHTS | (_AGREED_WEIGHTS if own["accept"] == "agreed" else {})
             own["creation_weight"] = weights.get(own["score"], 0.0)
@@ -369,14 +369,14 @@ class DecodeConfig:
         """The settings published with the paper for a task, with changes on top."""
         if task not in PRESETS:
             raise ConfigError(f"no preset {task!r}: choose from {', '.join(PRESETS)}")
-        return cls(**merged({**_PUBLISHED, **PRESETS[task]}, changes))
+        return cls(**with_changes({**_PUBLISHED, **PRESETS[task]}, changes))
 
     def changed(self, **changes: Any) -> DecodeConfig:
         """The same settings with some of them changed.
 
         Another decoder, window or score takes of the others what it can use.
         """
-        return DecodeConfig(**merged(self.settings(), changes)) if changes else self
+        return DecodeConfig(**with_changes(self.settings(), changes)) if changes else self
 
 
 # How the paper looks ahead, whatever is the default here.
@@ -464,7 +464,7 @@ _OPTIONAL = tuple(
 )
 
 
-def merged(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def with_changes(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Settings with changes on top, less what the changes make meaningless."""
     dropped: set[str] = set()
     if changes.keys() & {"accept", "early_stop"}:  # each has its own defaults

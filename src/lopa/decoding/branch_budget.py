@@ -28,8 +28,8 @@ from lopa.errors import ConfigError
 from lopa.types import BoolArray
 
 # Prior of the tokens that each choice gains over the one before, by the way branches are accepted:
-# means over rounds of `words`, where a round without branches brings five, and `functions`, where
-# it brings two (docs/results.md).
+# rounded means over rounds of `words`, where a round without branches brings five, and of
+# `functions`, where it brings two.
 PRIOR_GAINS: dict[AcceptName, tuple[float, ...]] = {
     "score": (1.8, 1.8, 2.0, 1.4),
     "agreed": (1.4, 1.8, 2.8, 2.9),
@@ -143,9 +143,8 @@ class BranchBudget:
 
     def chain_ends(self, chain: Sequence[int], anchor: int) -> list[int]:
         """The same where rows are taken in turn: without one of them the chain ends before it."""
-        counts = [*(k for k in AUTO_BRANCHES if k < anchor), anchor]
         ends = []
-        for count in counts:
+        for count in _choices(anchor):
             end = anchor
             for row in chain[1:]:
                 if row >= count:
@@ -217,12 +216,16 @@ class BranchBudget:
         return choices[best]
 
 
+def _choices(candidates: int) -> list[int]:
+    """Numbers of branches to choose from."""
+    return [*(k for k in AUTO_BRANCHES if k < candidates), candidates]
+
+
 def _merged(outcome: Outcome, scores: Scores, winners: list[int]) -> list[BoolArray | None]:
     """What each of the winners takes from others, if there are no more branches than its choice."""
     config, anchor = outcome.fill_rule.config, len(outcome.drafts)
-    counts = [*(k for k in AUTO_BRANCHES if k < anchor), anchor]
     found = []
-    for count, winner in zip(counts, winners, strict=True):
+    for count, winner in zip(_choices(anchor), winners, strict=True):
         among = scores.copy()
         among[count:anchor] = -math.inf
         found.append(merge(outcome.view, outcome.drafts, among, winner, config))
@@ -239,7 +242,7 @@ class _CostTable(dict[tuple[int, int], tuple[list[int], list[float]]]):
         if len(self) == _MOST_COSTS:  # a canvas is as long as its prompt
             self.clear()
         row_length, candidates = key
-        choices = [*(k for k in AUTO_BRANCHES if k < candidates), candidates]
+        choices = _choices(candidates)
         self[key] = choices, [self.cost(row_length * (k + 1)) for k in choices]
         return self[key]
 

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lopa.config import RANK_TIMEOUT, DecodeConfig, merged, options_of
+from lopa.config import RANK_TIMEOUT, DecodeConfig, options_of, with_changes
 from lopa.errors import ConfigError, LopaError, PromptError, RankError
 from lopa.models.families import family_named
 from lopa.serving.config import EngineConfig
@@ -166,7 +166,7 @@ class Worker:
             own = options_of(changes.get("decoder", self._usual.decoder), changes.get("window"))
             common = set(DecodeConfig(decoder="vanilla").settings()) - options_of("vanilla")
             defaults = {k: v for k, v in defaults.items() if k in own or k in common}
-        return {**merged(defaults, changes), **options}
+        return {**with_changes(defaults, changes), **options}
 
     def _listen(self) -> None:
         while (message := self._channel.receive()) is not None:

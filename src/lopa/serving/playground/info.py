@@ -19,8 +19,8 @@ from lopa.config import (
     ScoreName,
     WindowName,
     limits,
-    merged,
     options_of,
+    with_changes,
 )
 from lopa.models.files import BUILT_IN
 from lopa.option_help import FIELDS
@@ -111,7 +111,7 @@ def _variants(usual: Mapping[str, Any], decoders: list[str]) -> list[dict[str, A
             for accept in _first(accepts, usual_accept):
                 # Another way to accept has its own defaults, as the engine process sees it.
                 other = accept not in (None, usual_accept)
-                kept = merged(changed, {"accept": accept}) if other else changed
+                kept = with_changes(changed, {"accept": accept}) if other else changed
                 for score in _scores(decoder, accept, {} if other else usual):
                     chosen = dict(zip(_DECIDING, (decoder, window, accept, score), strict=True))
                     found.append(_variant(chosen, kept))
