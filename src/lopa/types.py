@@ -120,7 +120,8 @@ class Round:
     branches: list[Branch]  # k of them in rank order, and the anchor last: one per row
     winner: int
     fills: list[Fill]
-    spawned: list[list[Lookahead]]  # drafts of the next round, in rank order
+    # Drafts for the next round, in rank order; with branches auto it tries the first few of them.
+    spawned: list[list[Lookahead]]
     blocks: list[BlockView]  # those not yet in the cache when the round began
     seconds: float = 0.0
 

@@ -72,7 +72,7 @@ def test_a_command_receives_its_groups_as_objects() -> None:
 
     names = set(inspect.signature(command).parameters)
     assert names == {
-        *("limit", "model", "device", "dtype", "quantize", "preset"),
+        *("limit", "model", "device", "dtype", "quantize", "round_cost", "preset"),
         *("branch_parallel", "tensor_parallel"),
     }
     command(**{**dict.fromkeys(names), "device": "cpu", "tensor_parallel": 2, "limit": 4})

@@ -87,6 +87,7 @@ def test_the_documentation_has_every_option() -> None:
     serve: Any = get_command(app).commands["serve"]  # type: ignore[attr-defined]
     defaults = {field.name: field.default for field in fields(ServeConfig)}
     shared = {"model", "adapter", "device", "dtype", "quantize", "preset", "help", *FIELDS}
+    shared |= {"round_cost"}
     for parameter in serve.params:
         if parameter.name not in shared:
             flag, value = max(parameter.opts, key=len), defaults.get(parameter.name)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from lopa.config import DecodeConfig
-from lopa.decoding.branch_budget import RoundCost
 from lopa.decoding.decoder import Decoder
 from lopa.decoding.policy import LookaheadPolicy
+from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
 from lopa.types import Plan, Round, Stats
 
 MASK, EOS, VOCAB = 9, 8, 8
@@ -72,7 +72,7 @@ def new_decoder(
     prompt: int = 5,
     shift: bool = True,
     aligned: bool = False,
-    cost: RoundCost | None = None,
+    cost: RoundCost = EVERY_ROUND_THE_SAME,
     policy: LookaheadPolicy | None = None,
 ) -> Decoder:
     return Decoder(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +11,10 @@ import pytest
 from made_up import EOS, MadeUp, advance, drive, new_decoder
 
 from lopa.config import AUTO_BRANCHES, DecodeConfig
-from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME, BranchBudget, RoundCost
+from lopa.decoding.branch_budget import BranchBudget
 from lopa.decoding.lookahead import Selection
-from lopa.errors import ConfigError
+from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
+from lopa.decoding.row_budget import Offer, Pace, allocate
 
 WINDOW = 64
 MOST = AUTO_BRANCHES[-1]
@@ -22,14 +22,27 @@ ADDED = (1.6, 1.6, 2.2, 1.4)  # tokens by each choice to the one before, much as
 LINEAR = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 2.0)))  # rows cost what they hold
 
 
+def choice(
+    budget: BranchBudget,
+    cost: RoundCost,
+    pace: Pace,
+    top_prob: float = 0.7,
+    candidates: int = MOST,
+    **more: Any,
+) -> int:
+    """How many branches a sequence that is alone gets."""
+    return allocate([budget.offer(WINDOW, candidates, top_prob, **more)], cost, pace)[0]
+
+
 def choices(
-    budget: BranchBudget, gains: dict[int, float], rounds: int = 60, top_prob: float = 0.7
+    cost: RoundCost, gains: dict[int, float], rounds: int = 60, top_prob: float = 0.7
 ) -> list[int]:
     """The choices, round by round, when `gains` are what each number of branches brings."""
-    chosen = []
+    chosen, budget, pace = [], BranchBudget("score"), Pace()
     for _ in range(rounds):
-        tried = budget.choose_branches(WINDOW, MOST, top_prob)
-        budget.learn([gains[k] for k in AUTO_BRANCHES if k <= tried], WINDOW * (tried + 1))
+        tried = choice(budget, cost, pace, top_prob)
+        budget.learn([gains[k] for k in AUTO_BRANCHES if k <= tried])
+        pace.add(gains[tried], cost(WINDOW * (tried + 1)))
         chosen.append(tried)
     return chosen
 
@@ -37,7 +50,7 @@ def choices(
 @pytest.mark.parametrize("most", [2.0, 3.0, 5.0])  # cost of 16 rows against one
 def test_lookahead_that_never_helps_is_nearly_given_up(most: float) -> None:
     cost = RoundCost(((WINDOW, 1.0), (16 * WINDOW, most)))
-    chosen = choices(BranchBudget(cost, "score"), dict.fromkeys(AUTO_BRANCHES, 4.0), rounds=300)
+    chosen = choices(cost, dict.fromkeys(AUTO_BRANCHES, 4.0), rounds=300)
     assert chosen[0] > 0
     later = chosen[60:]
     assert set(later) <= {0, 1}
@@ -48,9 +61,9 @@ def test_lookahead_that_never_helps_is_nearly_given_up(most: float) -> None:
 @pytest.mark.parametrize("slope", [0.6, 0.8, 1.0, 1.5])  # cost of another row, as a share of one
 def test_trials_that_find_nothing_cost_little(slope: float) -> None:
     cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.0 + slope)))
-    chosen = choices(BranchBudget(cost, "score"), dict.fromkeys(AUTO_BRANCHES, 4.0), rounds=300)
+    chosen = choices(cost, dict.fromkeys(AUTO_BRANCHES, 4.0), rounds=300)
     assert set(chosen) == {0, 1}
-    assert sum(cost(WINDOW * (k + 1)) for k in chosen) < 1.02 * 300
+    assert sum(cost(WINDOW * (k + 1)) for k in chosen) < 1.025 * 300
 
 
 def test_a_first_branch_that_helps_leads_to_more() -> None:
@@ -58,12 +71,12 @@ def test_a_first_branch_that_helps_leads_to_more() -> None:
     cost = RoundCost(((WINDOW, 1.0), (16 * WINDOW, 3.0)))
     best = max(gains, key=lambda k: gains[k] / cost(WINDOW * (k + 1)))
     assert best == 3
-    assert set(choices(BranchBudget(cost, "score"), gains, rounds=100)[60:]) == {best}
+    assert set(choices(cost, gains, rounds=100)[60:]) == {best}
 
 
 def test_lookahead_that_always_helps_at_no_cost_goes_to_the_most() -> None:
     gains = {k: 4.0 + k for k in AUTO_BRANCHES}
-    assert set(choices(BranchBudget(EVERY_ROUND_THE_SAME, "score"), gains)) == {MOST}
+    assert set(choices(EVERY_ROUND_THE_SAME, gains)) == {MOST}
 
 
 @pytest.mark.parametrize("plain", [1.5, 2.0, 3.0, 5.0, 8.0])
@@ -74,7 +87,7 @@ def test_what_branches_usually_add_is_spent_at_the_best_rate(plain: float, slope
     top_prob = 0.7  # where the first branch's share is nearest to the others'
     gains = dict(zip(AUTO_BRANCHES, np.cumsum([plain, *ADDED]).tolist(), strict=True))
     cost = RoundCost(((WINDOW, 1.0), (16 * WINDOW, 1.0 + 15 * slope)))
-    chosen = choices(BranchBudget(cost, "score"), gains, rounds=200, top_prob=top_prob)[20:]
+    chosen = choices(cost, gains, rounds=200, top_prob=top_prob)[20:]
     rate = sum(gains[k] for k in chosen) / sum(cost(WINDOW * (k + 1)) for k in chosen)
     assert rate > 0.95 * max(gains[k] / cost(WINDOW * (k + 1)) for k in gains)
 
@@ -82,58 +95,58 @@ def test_what_branches_usually_add_is_spent_at_the_best_rate(plain: float, slope
 def test_a_first_branch_whose_token_is_confident_is_worth_less() -> None:
     cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.55)))
     probs = (0.2, 0.95, 1.0000001)
-    chosen = {prob: BranchBudget(cost, "score").choose_branches(WINDOW, 1, prob) for prob in probs}
+    chosen = {prob: choice(BranchBudget("score"), cost, Pace(), prob, 1) for prob in probs}
     assert chosen == {0.2: 1, 0.95: 0, 1.0000001: 0}
 
 
 def test_while_a_block_waits_for_the_next_only_what_costs_little_is_tried() -> None:
-    def choice(slope: float, *, is_waiting: bool) -> int:
+    def tried(slope: float, *, is_waiting: bool) -> int:
         cost = RoundCost(((WINDOW, 1.0), (16 * WINDOW, 1.0 + 15 * slope)))
-        return BranchBudget(cost, "score").choose_branches(WINDOW, MOST, 0.2, is_waiting=is_waiting)
+        return choice(BranchBudget("score"), cost, Pace(), 0.2, is_waiting=is_waiting)
 
-    assert choice(0.45, is_waiting=True) == 0 < choice(0.45, is_waiting=False)
-    assert choice(0.15, is_waiting=True) < choice(0.15, is_waiting=False)
-    assert choice(0.0, is_waiting=True) == choice(0.0, is_waiting=False) == MOST
+    assert tried(0.45, is_waiting=True) == 0 < tried(0.45, is_waiting=False)
+    assert tried(0.15, is_waiting=True) < tried(0.15, is_waiting=False)
+    assert tried(0.0, is_waiting=True) == tried(0.0, is_waiting=False) == MOST
 
 
 def test_an_answer_without_eos_in_view_is_expected_to_go_faster() -> None:
     """So its time is worth more at first; in the end what it brought decides."""
     cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.45)))
 
-    def choice(rounds: int, *, is_open: bool) -> int:
-        budget = BranchBudget(cost, "score")
+    def tried(rounds: int, *, is_open: bool) -> int:
+        budget, pace = BranchBudget("score"), Pace()
         for _ in range(rounds):
-            budget.choose_branches(WINDOW, 0, 0.7, is_open=is_open)
-            budget.learn([2], WINDOW)
-        return budget.choose_branches(WINDOW, MOST, 0.7, is_open=is_open)
+            budget.learn([2])
+            pace.add(2, cost(WINDOW))
+        return choice(budget, cost, pace, is_open=is_open)
 
-    assert choice(0, is_open=True) == 0 < choice(0, is_open=False)
-    assert choice(40, is_open=True) == choice(40, is_open=False) == 1
+    assert tried(0, is_open=True) == 0 < tried(0, is_open=False)
+    assert tried(40, is_open=True) == tried(40, is_open=False) == 1
 
 
 def test_rounds_that_bring_little_are_not_where_the_time_goes() -> None:
     """A branch is worth the same after a poor round as after a rich one: all of them decide."""
     cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.65)))
 
-    def choice(rounds: list[int]) -> int:
-        budget = BranchBudget(cost, "score")
+    def tried(rounds: list[int]) -> int:
+        budget, pace = BranchBudget("score"), Pace()
         for tokens in rounds:
-            budget.choose_branches(WINDOW, 0, 0.7)
-            budget.learn([tokens, tokens + 2], WINDOW)
-        return budget.choose_branches(WINDOW, MOST, 0.7)
+            budget.learn([tokens, tokens + 2])
+            pace.add(tokens + 2, cost(WINDOW))
+        return choice(budget, cost, pace)
 
-    assert choice([0, 8] * 20) == choice([8, 0] * 20) == 0
-    assert choice([0] * 40) == 1
+    assert tried([0, 8] * 20) == tried([8, 0] * 20) == 0
+    assert tried([0] * 40) == 1
 
 
 def test_never_more_than_there_are_candidates() -> None:
-    budget = BranchBudget(EVERY_ROUND_THE_SAME, "score")
+    budget = BranchBudget("score")
     for candidates in range(MOST + 1):
-        assert budget.choose_branches(WINDOW, candidates, 0.7) <= candidates
+        assert choice(budget, EVERY_ROUND_THE_SAME, Pace(), candidates=candidates) <= candidates
 
 
 def test_winners_of_fewer_branches() -> None:
-    budget = BranchBudget(EVERY_ROUND_THE_SAME, "score")
+    budget = BranchBudget("score")
     scores = [-2.0, -0.5, -3.0, -0.5, -0.1, -1.0]  # five lookaheads, then the anchor
     # With 0, 1, 3, and all that there were in place of 7: ties go to the better ranked.
     assert budget.winners(scores) == [5, 5, 1, 4]
@@ -152,17 +165,17 @@ def test_winners_of_fewer_branches() -> None:
 )
 def test_ends_of_a_chain_with_fewer_branches(chain: list[int], ends: list[int]) -> None:
     """Five drafts, so with 0, 1, 3, and all that there were in place of 7."""
-    assert BranchBudget(EVERY_ROUND_THE_SAME, "score").chain_ends(chain, 5) == ends
+    assert BranchBudget("score").chain_ends(chain, 5) == ends
 
 
 def test_with_few_branches_a_chain_ends_at_all_of_them() -> None:
-    budget = BranchBudget(EVERY_ROUND_THE_SAME, "score")
+    budget = BranchBudget("score")
     assert budget.chain_ends([1, 0], 1) == [1, 0]
     assert budget.chain_ends([2, 1], 2) == [2, 2, 1]
 
 
 def test_refused_branches_are_no_winners_of_fewer() -> None:
-    budget = BranchBudget(EVERY_ROUND_THE_SAME, "score")
+    budget = BranchBudget("score")
     scores = np.array([3.0, 5.0, 1.0, 0.5])  # the anchor last
     selection = Selection(2, scores, {0: "why", 1: "why"})
     assert budget.winners(selection.allowed.tolist()) == [3, 3, 2]
@@ -178,19 +191,10 @@ def test_the_budget_learns_of_branches_that_could_have_won(accept: str) -> None:
     learnt = listen(decoder.budget)
     records = drive(decoder, MadeUp(7))
     assert any(branch.refused for record in records for branch in record.branches)
-    for record, (tokens, _) in zip(records, learnt, strict=True):
+    for record, tokens in zip(records, learnt, strict=True):
         assert tokens[-1] == len(record.fills) + len(record.branches[record.winner].lookaheads)
         if all(branch.refused for branch in record.branches[:-1]):
             assert len(set(tokens)) == 1
-
-
-def test_cost_between_and_beyond_its_points() -> None:
-    cost = RoundCost(((10, 1.0), (20, 2.0), (40, 3.0)))
-    assert [cost(t) for t in (5, 10, 15, 30, 40, 60)] == [1.0, 1.0, 1.5, 2.5, 3.0, 4.0]
-    assert EVERY_ROUND_THE_SAME(1) == EVERY_ROUND_THE_SAME(9999) == 1.0
-    for wrong in ((), ((2, 1.0), (1, 2.0)), ((1, 0.0),)):
-        with pytest.raises(ConfigError, match="tokens rising"):
-            RoundCost(wrong)
 
 
 def auto(**options: object) -> DecodeConfig:
@@ -205,39 +209,36 @@ def test_the_decoder_varies_its_branches_the_same_way_every_time() -> None:
         runs.append(drive(decoder, MadeUp(3)))
     assert runs[0] == runs[1]
     for record, following in zip(runs[0], runs[0][1:], strict=False):
-        assert len(following.branches) == len(record.spawned) + 1
-        assert len(record.spawned) <= MOST
+        assert len(following.branches) <= len(record.spawned) + 1 <= MOST + 1
+    assert len({len(record.branches) for record in runs[0]}) > 1
 
 
 def test_counting_forwards_tries_more_than_counting_time() -> None:
     def tried(**options: object) -> int:
         decoder = new_decoder(auto(**options), cost=LINEAR)
-        return sum(len(record.spawned) for record in drive(decoder, MadeUp(5)))
+        return sum(len(record.branches) for record in drive(decoder, MadeUp(5)))
 
     assert tried(objective="tpf") > tried(objective="speed")
 
 
-def test_what_a_round_brought_and_cost_is_what_the_budget_learns() -> None:
+def test_what_a_round_brought_is_what_the_budget_learns() -> None:
     decoder = new_decoder(auto(objective="tpf"))
     assert decoder.budget is not None
     learnt = listen(decoder.budget)
     records = drive(decoder, MadeUp(7))
-    for record, (tokens, forwarded) in zip(records, learnt, strict=True):
+    for record, tokens in zip(records, learnt, strict=True):
         placed = len(record.branches[record.winner].lookaheads)
         assert tokens[-1] == len(record.fills) + placed
-        # The first has the prompt too, which is not charged.
-        start = decoder.prompt if record.index == 1 else record.start
-        assert forwarded == sum(branch.end - start for branch in record.branches)
 
 
-def listen(budget: BranchBudget) -> list[tuple[list[int], int]]:
+def listen(budget: BranchBudget) -> list[list[int]]:
     """What it learns from now on."""
     learnt = []
     learn = budget.learn
 
-    def note(tokens: Sequence[int], forwarded: int) -> None:
-        learnt.append((list(tokens), forwarded))
-        learn(tokens, forwarded)
+    def note(tokens: Sequence[int]) -> None:
+        learnt.append(list(tokens))
+        learn(tokens)
 
     budget.learn = note  # type: ignore[method-assign]
     return learnt
@@ -254,15 +255,6 @@ def test_a_cached_prompt_changes_no_choice() -> None:
     assert len(set(chosen[0])) > 1
 
 
-def test_the_rate_is_of_all_rounds() -> None:
-    """Each with its own cost, the first included."""
-    budget = BranchBudget(LINEAR, "score")
-    for row, tokens in ((32, 3), (64, 5), (128, 7)):
-        budget.learn([tokens], row)
-    assert budget._tokens == 3 + 5 + 7
-    assert budget._spent == pytest.approx(LINEAR(32) + LINEAR(64) + LINEAR(128))
-
-
 def test_goes_to_another_process_in_the_middle() -> None:
     """As when a rank is lost: what has been learnt goes along."""
     decoder, source = new_decoder(auto()), MadeUp(3)
@@ -275,7 +267,7 @@ def test_goes_to_another_process_in_the_middle() -> None:
 
 
 def test_one_without_rivals_may_not_have_won() -> None:
-    budget = BranchBudget(EVERY_ROUND_THE_SAME, "score")
+    budget = BranchBudget("score")
     scores = [3.0, 5.0, 1.0, 2.5]  # the anchor last
     assert budget.winners(scores) == budget.winners(scores, True) == [3, 0, 1]
     assert budget.winners(scores, False) == [3, 3, 1]
@@ -326,42 +318,7 @@ def test_tokens_behind_eos_do_not_count() -> None:
         stats = MadeUp(13).stats(decoder, plan)
         stats.token[:] = EOS  # all that is filled is EOS
         advance(decoder, stats)
-    assert max(max(tokens) for tokens, _ in learnt) <= 2  # the first of them, and a lookahead
-
-
-def convex(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    return list(RoundCost(tuple(points)).convex().points)
-
-
-def test_more_tokens_do_not_get_cheaper() -> None:
-    in_a_line = [(32, 1.0), (64, 1.5), (128, 2.5), (256, 5.0)]
-    assert convex(in_a_line) == in_a_line[:1] + in_a_line[2:]  # three of them are two
-    noisy = [(32, 0.91), (64, 1.007), (128, 1.057), (256, 1.359), (512, 1.713), (1024, 2.646)]
-    assert convex(noisy) == [noisy[0], noisy[2], noisy[4], noisy[5]]
-    assert convex(noisy[:1]) == noisy[:1]
-    assert convex(noisy[:2]) == noisy[:2]
-    flat = [(32, 1.0), (64, 1.0), (128, 1.0), (256, 2.0)]
-    assert convex(flat) == [flat[0], flat[2], flat[3]]
-    generator = np.random.default_rng(0)
-    for _ in range(50):
-        seconds = np.sort(generator.random(6)).tolist()
-        points = list(zip([32, 64, 128, 256, 512, 1024], seconds, strict=True))
-        hull = convex(points)
-        assert {points[0], points[-1]} <= set(hull)
-        cost = RoundCost(tuple(hull))
-        assert all(cost(t) <= s + 1e-12 for t, s in points)
-        slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(hull)]
-        assert slopes == sorted(slopes)
-
-
-def test_what_it_was_given_is_kept_and_what_it_goes_by_is_convex() -> None:
-    bumpy = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.9), (16 * WINDOW, 3.0)))
-    smooth = RoundCost(((WINDOW, 1.0), (16 * WINDOW, 3.0)))
-    gains = dict.fromkeys(AUTO_BRANCHES, 4.0) | {1: 6.0, 3: 7.0}
-    assert BranchBudget(bumpy, "score").cost == bumpy
-    assert choices(BranchBudget(bumpy, "score"), gains) == choices(
-        BranchBudget(smooth, "score"), gains
-    )
+    assert max(max(tokens) for tokens in learnt) <= 2  # the first of them, and a lookahead
 
 
 @pytest.mark.parametrize("eos_share", [0.0, 0.05, 1.0])
@@ -374,13 +331,13 @@ def test_the_budget_is_told_whether_no_eos_is_in_view(
     decoder = new_decoder(config)
     source = MadeUp(3, eos_share=eos_share)
     assert decoder.budget is not None
-    choose = decoder.budget.choose_branches
+    offer = decoder.budget.offer
 
-    def note(*args: Any, is_open: bool, **more: Any) -> int:
+    def note(*args: Any, is_open: bool, **more: Any) -> Offer:
         told.append(is_open)
-        return choose(*args, is_open=is_open, **more)
+        return offer(*args, is_open=is_open, **more)
 
-    monkeypatch.setattr(decoder.budget, "choose_branches", note)
+    monkeypatch.setattr(decoder.budget, "offer", note)
     while (plan := decoder.plan()) is not None:
         stats = source.stats(decoder, plan)
         before = len(told)

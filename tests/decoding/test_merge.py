@@ -218,9 +218,9 @@ def test_the_budget_learns_what_fewer_branches_would_have_merged(window: str) ->
         learnt: list[list[int]] = []
         learn = decoder.budget.learn
 
-        def note(tokens: Any, forwarded: int, learnt: Any = learnt, learn: Any = learn) -> None:
+        def note(tokens: Any, learnt: Any = learnt, learn: Any = learn) -> None:
             learnt.append(list(tokens))
-            learn(tokens, forwarded)
+            learn(tokens)
 
         decoder.budget.learn = note  # type: ignore[method-assign]
         while True:

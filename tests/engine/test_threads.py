@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lopa import LLM, LopaError
-from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME
+from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME
 from lopa.engine import cost_measurement
 from lopa.engine.engine_lock import EngineLock
 from threads import PATIENCE, in_forked_child, in_threads

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lopa.config import AUTO_BRANCHES, DecodeConfig
-from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME
+from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME
 from lopa.evaluation.evaluate import problems
 from lopa.evaluation.sample import SampleFile
 from lopa.studies import speed

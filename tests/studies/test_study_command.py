@@ -44,7 +44,9 @@ def test_study(
 ) -> None:
     monkeypatch.setattr(order, "ORDERS", 3)
     monkeypatch.setattr(auto, "THRESHOLDS", (0.5, 0.4))
-    found = study(name, tmp_path, capsys, *(costs(tmp_path) if name == "simulation" else ()))
+    more = costs(tmp_path) if name == "simulation" else []
+    more += ["--at-once", "1,2"] if name == "load" else []
+    found = study(name, tmp_path, capsys, *more)
     assert import_module(f"lopa.studies.{name}").reading(found["findings"])
     assert found == json.loads((tmp_path / f"{name}.json").read_text())
     assert (found["study"], found["problems"]) == (name, 1)
@@ -76,6 +78,9 @@ def test_study(
         assert flat["settings"]["auto"]["branches"] > 1 > steep["settings"]["auto"]["branches"]
     elif name == "speed":
         assert findings["settings"]["auto"]["interval"] == [1.0, 1.0]
+    elif name == "load":
+        assert [load["at_once"] for load in findings["loads"]] == [1, 2]
+        assert all(len(load["settings"]) == 6 for load in findings["loads"])
     else:
         for part in findings["branches"].values():
             assert sum(part["shares"].values()) == pytest.approx(1.0)
@@ -162,7 +167,11 @@ def test_simulation_goes_on_and_can_be_reported(
     [
         ("simulation", [], "what does a round cost? Give --cost FILE"),
         ("simulation", ["--cost", "nowhere.json"], "cannot read nowhere.json"),
-        ("simulation", ["--cost", "{folder}/bad.json"], "bad.json is no file of"),
+        (
+            "simulation",
+            ["--cost", "{folder}/bad.json"],
+            "bad.json is no round cost, and no file of",
+        ),
         ("simulation", ["--cost", "{folder}/free.json"], "tokens rising, above 0"),
         ("speed", ["--cost", "x.json"], "leave --cost out"),
     ],

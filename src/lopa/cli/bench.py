@@ -6,10 +6,12 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lopa.atomic_write import check_writable
 from lopa.cli.environment import environment, environment_line
 from lopa.cli.model import load
 from lopa.cli.options import (
@@ -18,13 +20,13 @@ from lopa.cli.options import (
     ModelOptions,
     ParallelOptions,
     decode_config,
+    numbers,
     with_decoding,
     with_model,
     with_parallel,
 )
 from lopa.cli.terminal import print_table, progress_bar, status
 from lopa.distributed.launch import PARENT, launch_info, run_ranks
-from lopa.errors import ConfigError
 
 if TYPE_CHECKING:
     from lopa.engine.llm import BaseLLM
@@ -52,7 +54,7 @@ def bench_round(
     The floor is the larger of weight bytes over the measured copy bandwidth and FLOPs over the
     measured matmul rate.
     """
-    counts, windows = _numbers("branches", branches, 0), _numbers("window", window, 32)
+    counts, windows = numbers("branches", branches, 0), numbers("window", window, 32)
     rerun_as_ranks(context, parallel)
     llm = load(model, parallel)
     from lopa.bench.ceilings import measure
@@ -107,6 +109,36 @@ def bench_round(
             for r in lines
         ],
     )
+
+
+@bench.command("cost")
+@with_model("adapter", "preset", "round_cost")
+def bench_cost(
+    model: ModelOptions,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to keep it.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure what rounds cost, which `--branches auto` goes by; `--round-cost FILE` gives it.
+
+    Points are (tokens of a round, ms) of one session; every further session adds the host's part.
+    """
+    if out is not None:
+        check_writable(out, "the cost")
+    llm = load(model)
+    from lopa.engine.llm import LLM
+
+    assert isinstance(llm, LLM)
+    with status("measuring what rounds cost"):
+        cost = llm.measure_round_cost()
+    about = environment(llm)
+    if out is not None:
+        cost.write(out, **about)
+    if as_json:
+        print(json.dumps({**about, **cost.settings()}))
+        return
+    print(f"{environment_line(llm)}")
+    print_table(("tokens", "ms"), [(str(t), f"{1e3 * s:.2f}") for t, s in cost.points])
+    print(f"each further session adds {1e3 * cost.per_session:.2f} ms")
 
 
 @bench.command("decode")
@@ -177,13 +209,3 @@ def prompts_of(llm: BaseLLM, asked: Sequence[Problem]) -> list[Any]:
     if llm.tokenizer is None:  # any tokens do for timing
         return [list(range(1, 1 + min(64, llm.config.vocab_size // 2))) for _ in asked]
     return [problem.prompt for problem in asked]
-
-
-def _numbers(name: str, text: str, least: int) -> list[int]:
-    try:
-        found = [int(word) for word in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) < least:
-        raise ConfigError(f"{name} must be whole numbers, at least {least}, separated by commas")
-    return found

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 import typer
 
 from lopa.config import PRESETS, RANK_TIMEOUT, DecodeConfig, DecoderName
+from lopa.errors import ConfigError
 from lopa.models.files import BUILT_IN
 from lopa.option_help import FIELDS
 
@@ -79,6 +80,15 @@ class ModelOptions:
             help="Quantize the linear layers: fp8 or int8 (default: off).", rich_help_panel="Model"
         ),
     ] = None
+    round_cost: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What rounds cost, for branches auto, as `lopa bench cost` wrote it: a run can "
+            "be repeated (default: measured once and kept).",
+            rich_help_panel="Model",
+        ),
+    ] = None
     preset: Annotated[
         str | None,
         typer.Option(
@@ -95,12 +105,16 @@ class ModelOptions:
     @property
     def llm_options(self) -> dict[str, Any]:
         """The arguments of `LLM` that were given, beside the model."""
-        options = {
+        options: dict[str, Any] = {
             "adapter": self.adapter,
             "device": self.device,
             "dtype": self.dtype,
             "quantize": self.quantize,
         }
+        if self.round_cost is not None:
+            from lopa.decoding.round_cost import RoundCost  # imports numpy
+
+            options["round_cost"] = RoundCost.read(self.round_cost).settings()
         return {name: value for name, value in options.items() if value is not None}
 
 
@@ -223,6 +237,17 @@ def option(name: str, hint: Any, panel: str, line: str, default: str) -> inspect
         rich_help_panel=panel,
     )
     return _keyword(name, Annotated[hint | None, info])
+
+
+def numbers(name: str, text: str, least: int) -> list[int]:
+    """Of an option that takes several."""
+    try:
+        found = [int(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < least:
+        raise ConfigError(f"{name} must be whole numbers, at least {least}, separated by commas")
+    return found
 
 
 def _options_of(group: type, without: Sequence[str]) -> list[inspect.Parameter]:

@@ -22,6 +22,7 @@ from lopa.cli.options import (
     ModelOptions,
     ParallelOptions,
     decode_config,
+    numbers,
     with_decoding,
     with_model,
     with_parallel,
@@ -41,6 +42,7 @@ STUDIES = (
     "auto",
     "simulation",
     "speed",
+    "load",
     "overhead",
     "sync",
 )
@@ -66,12 +68,16 @@ def study(
     report: Annotated[
         bool, typer.Option("--report", help="Decode nothing: report on the samples in the folder.")
     ] = False,
+    at_once: Annotated[
+        str, typer.Option(help="For load: requests at once, such as 1,8,32 (default: 1 to 128).")
+    ] = "",
     rounds: Annotated[int, typer.Option(min=1, help="For sync: rounds to time.")] = 40,
     cost: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="For simulation: output of study speed or bench round; may be repeated.",
+            help="For simulation and load: a round cost, or output of study speed or bench round; "
+            "may be repeated.",
         ),
     ] = None,
     out: Annotated[
@@ -99,12 +105,15 @@ def study(
         raise ConfigError("the studies are about lookahead: use the lopa decoder with branches")
     asked = problems(task, split, limit, seed)
     costs: dict[str, Any] = {}
-    if name == "simulation":
+    if name == "simulation" or (name == "load" and cost):
         from lopa.studies.simulation import read_costs
 
         costs = {"costs": read_costs(cost or [])}
     elif cost:
-        raise ConfigError("costs are for the study simulation: leave --cost out")
+        raise ConfigError("costs are for the studies simulation and load: leave --cost out")
+    loads = numbers("--at-once", at_once, 1) if at_once else ()
+    if loads and name != "load":
+        raise ConfigError("requests at once are for the study load: leave --at-once out")
     on_ranks = name == "sync"
     if on_ranks:
         rerun_as_ranks(context, parallel, always=True)
@@ -146,7 +155,9 @@ def study(
         pool = Workers(workers, options) if workers > 1 else None
         usual = config.settings()
         assert isinstance(llm, LLM)
-        todo = Study(llm, asked, usual, seed, file, batch_size, pool, progress, **costs)
+        todo = Study(
+            llm, asked, usual, seed, file, batch_size, pool, progress, **costs, at_once=loads
+        )
         try:
             with bar:
                 findings = experiment.run(todo)

@@ -1,15 +1,13 @@
-"""The branch budget: how many lookahead branches the next round is worth (`branches="auto"`).
+"""The branch budget: what lookahead branches are worth to a sequence (`branches="auto"`).
 
 A round returns the confidences of all its branches, so what fewer of them would have chosen, and
 how many tokens that would have brought, is known without another forward. The budget keeps a
-running estimate of the gain of each step from one number of branches to the next. A step is worth
-its time if it gains more than the same time brings at the rate of this sequence so far; going by
-each round's own rate would spend too much where a round brings little anyway.
+running estimate of the gain of each step from one number of branches to the next. The `row_budget`
+weighs that against what rows cost.
 
-Nothing is sampled and no clock is read: what a round costs is given once for a run, so the same
-statistics give the same choices on every rank. Single rounds differ widely, so an estimate starts
-from a prior, measured on the built-in tasks, and leaves it slowly. A sequence that has gone without
-branches for long explores one again, as far as a small share of its tokens allows.
+Nothing is sampled and no clock is read, so the same statistics give the same offers on every rank.
+Single rounds differ widely, so an estimate starts from a prior, measured on the built-in tasks, and
+leaves it slowly. A sequence that has gone without branches for long tries one again.
 """
 
 from __future__ import annotations
@@ -17,15 +15,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left as bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 
 from lopa.config import AUTO_BRANCHES, AcceptName
 from lopa.decoding.lookahead import Scores, merge, wins_alone
 from lopa.decoding.outcome import Outcome
-from lopa.errors import ConfigError
-from lopa.types import BoolArray
+from lopa.decoding.row_budget import Offer, concave_steps
+from lopa.types import BoolArray, FloatArray, IntArray
 
 # Prior of the tokens that each choice gains over the one before, by the way branches are accepted:
 # rounded means over rounds of `words`, where a round without branches brings five, and of
@@ -37,82 +33,40 @@ PRIOR_GAINS: dict[AcceptName, tuple[float, ...]] = {
 }
 PRIOR_COUNT = 20.0  # rounds that this prior counts for
 EMA_DECAY = 0.99  # weight of a round against the one after it
-# Some of a gain would have come a round later by itself: what counts is this share of it. For the
-# first branch it depends on the probability of its token, (up to, share): a confident one was about
-# to be filled anyway. What `exact` gains is the whole of a later round.
+# Some of a gain would have come a round later by itself, and a first token that is right makes
+# later rounds better: what counts is this share of it. For the first branch it also depends on the
+# probability of its token, (up to, share): a confident one was about to be filled anyway. What
+# `exact` gains is the whole of a later round.
 FIRST_GAIN_SHARES = ((0.5, 1.0), (0.8, 0.85), (math.inf, 0.5))
-NEXT_GAIN_SHARE = 0.9  # of the gain of more branches
+GAIN_SHARES: dict[AcceptName, tuple[float, ...]] = {
+    "score": (1.0, 0.9, 0.9, 0.9),
+    "agreed": (1.25, 0.9, 0.7, 0.5),
+    "exact": (1.0, 1.0, 1.0, 1.0),
+}
 WAITING_GAIN_SHARE = 0.05  # of all that, while the first block waits: it would fill up anyway
 # Prior of the tokens that a round without branches brings. As long as no EOS is in view (open) the
 # answer is a long one, and those start slowly and get faster.
 PRIOR_TOKENS, PRIOR_TOKENS_OPEN = 1.8, 5.0
-PRIOR_RATE_COUNT = 3.0  # rounds that the prior of the rate counts for
-EXPLORE_SHARE = 0.01  # of the tokens, that may be lost on finding out whether a branch helps by now
-EXPLORE_BELOW = 0.5  # explore when all that is known of branches has decayed below this weight
-
-
-@dataclass(frozen=True, slots=True)
-class RoundCost:
-    """The cost of a round by the tokens it forwards: straight lines between measured points.
-
-    Before the first point it is flat, behind the last one the last line goes on.
-    """
-
-    points: tuple[tuple[int, float], ...]  # (tokens, seconds), tokens rising
-
-    def __post_init__(self) -> None:
-        tokens = [t for t, _ in self.points]
-        if not tokens or tokens != sorted(set(tokens)) or min(s for _, s in self.points) <= 0:
-            raise ConfigError("a round's cost is (tokens, seconds) points: tokens rising, above 0")
-
-    def __call__(self, tokens: int) -> float:
-        points = self.points
-        place = bisect(points, (tokens,))  # the first point that is not before
-        if place == 0 or len(points) == 1:
-            return points[0][1]
-        if place == len(points):
-            (at, seconds), (to, then) = points[-2:]
-            return then + max(0.0, (then - seconds) / (to - at)) * (tokens - to)
-        (at, seconds), (to, then) = points[place - 1 : place + 1]
-        return seconds + (then - seconds) * (tokens - at) / (to - at)
-
-    def convex(self) -> RoundCost:
-        """Without the points above a line between two others.
-
-        What counts is the cost of more tokens, a small difference of two times that are each known
-        to some percent. So it is taken not to fall as rounds get larger, which is nearly so.
-        """
-        hull: list[tuple[int, float]] = []
-        for tokens, seconds in self.points:
-            while len(hull) > 1:
-                (t0, s0), (t1, s1) = hull[-2:]
-                if (s1 - s0) * (tokens - t0) < (seconds - s0) * (t1 - t0):
-                    break
-                hull.pop()
-            hull.append((tokens, seconds))
-        return RoundCost(tuple(hull))
-
-
-_MOST_COSTS = 1024  # kept at a time
-
-EVERY_ROUND_THE_SAME = RoundCost(((1, 1.0),))  # for counting forwards
+EXPLORE_AFTER = 70  # rounds without a branch, until one is tried: it may help by now
 
 
 class BranchBudget:
-    """Learns from every round of one sequence and chooses how many branches the next may have."""
+    """Learns from every round of one sequence and offers the branches of the next."""
 
-    def __init__(self, cost: RoundCost, accept: AcceptName) -> None:
-        self.cost = cost
+    def __init__(self, accept: AcceptName) -> None:
         self.accept = accept
-        self._costs = _cost_table(cost)
         self._steps = [_DecayedMean() for _ in AUTO_BRANCHES[1:]]  # gain of a choice over the last
+        self._unexplored = 0  # rounds since the last one with a branch
         self._gains = self._expected_gains()
-        self._tokens = self._spent = 0.0  # what all rounds have brought and cost
-        self._lost = 0.0  # tokens that exploring is expected to have cost
+        # Steps of the offer by the first gain's share and candidates, until more is learned
+        self._offered: dict[tuple[int, int], tuple[IntArray, FloatArray]] = {}
 
-    def observe(self, outcome: Outcome) -> None:
-        """Learn what a round would have brought with each number of branches."""
-        plan, winners = outcome.plan, [0]
+    def observe(self, outcome: Outcome) -> int:
+        """Learn what a round would have brought with each number of branches.
+
+        Returns what it did bring, but for tokens behind an EOS.
+        """
+        winners = [0]
         merged: list[BoolArray | None] = []
         if outcome.selection is not None:
             config, scores = outcome.fill_rule.config, outcome.selection.allowed
@@ -122,9 +76,9 @@ class BranchBudget:
                 winners = self.winners(scores.tolist(), wins_alone(scores, outcome.drafts, config))
             if config.merge:
                 merged = _merged(outcome, scores, winners)
-        # The prompt, which the first round has too, is no choice, and may be in the cache already.
-        start = max(plan.start, outcome.view.offset) if plan.index == 1 else plan.start
-        self.learn(outcome.brought(winners, merged), int((plan.row_ends - start).sum()))
+        tokens = outcome.brought(winners, merged)
+        self.learn(tokens)
+        return tokens[-1]
 
     def winners(self, scores: Sequence[float], lone: bool | None = None) -> list[int]:
         """The row that would have won with each choice that this round covers, in turn.
@@ -153,19 +107,16 @@ class BranchBudget:
             ends.append(end)
         return ends
 
-    def learn(self, tokens: Sequence[int], forwarded: int) -> None:
-        """tokens: what each of those winners brought, its lookahead token included.
-
-        forwarded: tokens that the round is charged for.
-        """
-        self._tokens += tokens[-1]
-        self._spent += self._costs.cost(forwarded)
-        for step in self._steps:
-            step.decay()
+    def learn(self, tokens: Sequence[int]) -> None:
+        """tokens: what each of those winners brought, its lookahead token included."""
+        self._unexplored = 0 if len(tokens) > 1 else self._unexplored + 1
+        for mean in self._steps:
+            mean.decay()
         for step, fewer, more in zip(self._steps, tokens, tokens[1:], strict=False):
             step.add(more - fewer)
-        # Now, while the device works: `choose_branches` keeps it waiting.
+        # Now, while the device works: `offer` keeps it waiting.
         self._gains = self._expected_gains()
+        self._offered.clear()
 
     def _expected_gains(self) -> list[list[float]]:
         """Tokens that each choice gains over no branches, a list for each FIRST_GAIN_SHARES."""
@@ -174,15 +125,12 @@ class BranchBudget:
         for step, prior in zip(self._steps, PRIOR_GAINS[self.accept], strict=True):
             gains.append(step.value(prior * kept, PRIOR_COUNT))
             kept = min(1.0, gains[-1] / prior)
-        first, *more = gains
+        first, *more = (g * s for g, s in zip(gains, GAIN_SHARES[self.accept], strict=True))
         if self.accept == "exact":
             return [[0.0, *accumulate(more, initial=first)]] * len(FIRST_GAIN_SHARES)
-        return [
-            [0.0, *accumulate((NEXT_GAIN_SHARE * x for x in more), initial=share * first)]
-            for _, share in FIRST_GAIN_SHARES
-        ]
+        return [[0.0, *accumulate(more, initial=s * first)] for _, s in FIRST_GAIN_SHARES]
 
-    def choose_branches(
+    def offer(
         self,
         row_length: int,
         candidates: int,
@@ -190,30 +138,25 @@ class BranchBudget:
         *,
         is_waiting: bool = False,
         is_open: bool = False,
-    ) -> int:
-        """How many of the candidates to try in a round whose rows have so many tokens.
+    ) -> Offer:
+        """What the candidates are worth in a round whose rows have so many tokens.
 
         top_prob: of the best candidate's token; is_waiting: the first block waits for the next;
         is_open: no EOS is in view. The device waits meanwhile: no call too many.
         """
-        choices, costs = self._costs[row_length, min(candidates, AUTO_BRANCHES[-1])]
-        gains = self._gains[bisect(FIRST_GAIN_SHARES, (top_prob,))]
+        share = bisect(FIRST_GAIN_SHARES, (top_prob,))
+        candidates = min(candidates, AUTO_BRANCHES[-1])
+        steps = self._offered.get((share, candidates))
+        if steps is None:
+            choices = _choices(candidates)
+            steps = concave_steps(choices, self._gains[share][: len(choices)])
+            self._offered[share, candidates] = steps
+        branches, gains = steps
         if is_waiting:
-            gains = [WAITING_GAIN_SHARE * gain for gain in gains]
-        # Tokens for the time: what all rounds brought, and the best of the prior on top.
+            gains = WAITING_GAIN_SHARE * gains
         prior = PRIOR_TOKENS_OPEN if is_open else PRIOR_TOKENS
-        rates = [(prior + gains[i]) / cost for i, cost in enumerate(costs)]
-        likely = rates.index(max(rates))
-        tokens = self._tokens + PRIOR_RATE_COUNT * (prior + gains[likely])
-        rate = tokens / (self._spent + PRIOR_RATE_COUNT * costs[likely])
-        worth = [gains[i] - rate * cost for i, cost in enumerate(costs)]
-        best = worth.index(max(worth))  # of equals the fewest
-        if best == 0 and self._steps[0].weight < EXPLORE_BELOW and len(worth) > 1:
-            loss = worth[0] - worth[1]
-            if self._lost + loss <= EXPLORE_SHARE * self._tokens:
-                self._lost += loss
-                best = 1
-        return choices[best]
+        least = min(candidates, int(self._unexplored >= EXPLORE_AFTER))
+        return Offer(row_length, prior, branches, gains, least)
 
 
 def _choices(candidates: int) -> list[int]:
@@ -230,27 +173,6 @@ def _merged(outcome: Outcome, scores: Scores, winners: list[int]) -> list[BoolAr
         among[count:anchor] = -math.inf
         found.append(merge(outcome.view, outcome.drafts, among, winner, config))
     return found
-
-
-class _CostTable(dict[tuple[int, int], tuple[list[int], list[float]]]):
-    """By row length and candidates: the numbers of branches to choose from, and their costs."""
-
-    def __init__(self, cost: RoundCost) -> None:
-        self.cost = cost.convex()
-
-    def __missing__(self, key: tuple[int, int]) -> tuple[list[int], list[float]]:
-        if len(self) == _MOST_COSTS:  # a canvas is as long as its prompt
-            self.clear()
-        row_length, candidates = key
-        choices = _choices(candidates)
-        self[key] = choices, [self.cost(row_length * (k + 1)) for k in choices]
-        return self[key]
-
-
-@lru_cache(maxsize=16)
-def _cost_table(cost: RoundCost) -> _CostTable:
-    """The same for all sequences: a run has one cost."""
-    return _CostTable(cost)
 
 
 class _DecayedMean:

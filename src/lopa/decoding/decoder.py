@@ -14,12 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 from lopa.config import DecodeConfig
-from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME, BranchBudget, RoundCost
+from lopa.decoding.branch_budget import PRIOR_TOKENS, BranchBudget
 from lopa.decoding.fill import FillRule, with_others
 from lopa.decoding.outcome import Outcome
 from lopa.decoding.policy import LookaheadPolicy, make_policy
 from lopa.decoding.record import make_record
+from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
 from lopa.decoding.round_view import Anchor, RoundView, eos_mask
+from lopa.decoding.row_budget import PRIOR_ROUNDS, Offer, Pace, allocate
 from lopa.decoding.windows import Frame, Pipeline, make_window
 from lopa.types import BoolArray, Draft, FinishReason, IntArray, Plan, Round, Stats
 
@@ -36,7 +38,7 @@ class Decoder:
         eos_ids: Collection[int],
         shift: bool,  # the model's raw row p − 1 predicts position p
         aligned: bool = False,  # the model counts blocks from position 0
-        cost: RoundCost | None = None,  # of a round, for branches auto; None: all cost the same
+        cost: RoundCost = EVERY_ROUND_THE_SAME,  # for branches auto with objective speed
         policy: LookaheadPolicy | None = None,  # None: as configured
     ) -> None:
         self.config = config
@@ -51,10 +53,11 @@ class Decoder:
         self.tokens = np.full(length, mask_id, np.int64)  # the anchor's canvas
         self.tokens[: self.prompt] = prompt_ids
         self.drafts: list[Draft] = []
-        self.budget: BranchBudget | None = None
-        if config.branches == "auto":
-            measured = cost if config.objective == "speed" else None
-            self.budget = BranchBudget(measured or EVERY_ROUND_THE_SAME, config.accept)
+        self.cost = cost if config.objective == "speed" else EVERY_ROUND_THE_SAME
+        self.budget = BranchBudget(config.accept) if config.branches == "auto" else None
+        self._offer: Offer | None = None
+        self.pace = Pace()  # of its rounds, as if it were alone; for branches auto
+        self.brought = 0  # tokens, by the last round that was recorded
         self.has_eos = False
         self.round = 0
         self.finish: FinishReason | None = None
@@ -103,21 +106,37 @@ class Decoder:
 
     # -- the round ----------------------------------------------------------------------------
 
+    @property
+    def offer(self) -> Offer | None:
+        """What the candidates of the next round are worth; None: how many it has is no choice."""
+        return self._offer if self.config.objective == "speed" else None
+
+    def take(self, branches: int) -> None:
+        """Have so many branches in the next round, of those offered."""
+        self.drafts = self.drafts[:branches]
+        self._offer = None
+
+    @property
+    def usual_tokens(self) -> float:
+        """What a round brings, as far as can be told."""
+        filled = self.window.count * self.window.size - sum(self._masks)
+        return (filled + PRIOR_ROUNDS * PRIOR_TOKENS) / (self.round + PRIOR_ROUNDS)
+
     def plan(self) -> Plan | None:
-        """The next forward; the same one until `choose` has taken its statistics."""
+        """The next forward; the same one until `choose` has taken its statistics.
+
+        Branches that were offered and not taken by then are weighed as if no other session ran.
+        """
         if self.finish is not None or self._plan is not None:
             return self._plan
-        if self.round == self.config.max_rounds:
-            self.end("rounds")
-            return None
+        if self._offer is not None:
+            self.take(*allocate([self._offer], self.cost, self.pace))
         size, base = self.window.size, self.window.base
         has_eos = [self.has_eos or any(a.token in self.eos_ids for a in d) for d in self.drafts]
         has_eos.append(self.has_eos)
         blocks = [[(a.position - base) // size for a in d] for d in self.drafts]
         frame = self.window.open(self._masks, blocks, has_eos)
-        if frame is None:
-            self.end("eos" if self.has_eos else "length")
-            return None
+        assert frame is not None  # else `choose` has ended it
         self.round += 1
 
         end = max(frame.row_ends)
@@ -172,11 +191,26 @@ class Decoder:
                 fills = self._fill(view, once, row)
                 chain.append(row)
             winner = chain[-1]
-        own = fills.chosen[: frame.blocks[winner] * view.size]  # columns of the row's own blocks
+        self._plan = self._frame = None
+        following = self.window.peek_row(self._masks, self.has_eos)
+        if self.finish is None:
+            if self.round == self.config.max_rounds:
+                self.end("rounds")
+            elif not following.length:
+                self.end("eos" if self.has_eos else "length")
         self.drafts = []
         if self.config.most_branches:
+            own = fills.chosen[: frame.blocks[winner] * view.size]  # of the row's own blocks
             self.drafts = self._spawn(view, drafts, winner, own, frame.may_force[winner])
-        self._plan = self._frame = None
+            if self.budget is not None and self.drafts and self.finish is None:
+                self._offer = self.budget.offer(
+                    following.length,
+                    len(self.drafts),
+                    self.drafts[0][0].max_prob,
+                    is_waiting=following.is_waiting,
+                    # The first forward shows too little to tell.
+                    is_open=self.round > 1 and not self.has_eos and not view.is_eos[winner].any(),
+                )
         self._outcome = Outcome(
             plan=plan,
             frame=frame,
@@ -202,8 +236,12 @@ class Decoder:
         outcome, self._outcome = self._outcome, None
         if outcome is None:
             raise RuntimeError("a record without a round")
-        if self.budget is not None:
-            self.budget.observe(outcome)
+        if self.budget is None:
+            self.brought = len(outcome.columns) + outcome.placed
+        else:
+            self.brought = self.budget.observe(outcome)
+            start = max(outcome.plan.start, self.prompt)  # what is cached of a prompt is no matter
+            self.pace.add(self.brought, self.cost(int((outcome.plan.row_ends - start).sum())))
         self.policy.observe(outcome)
         blocks = self.window.block_views(outcome.frame, outcome.winner, outcome.masks)
         return make_record(outcome, blocks)
@@ -287,21 +325,7 @@ class Decoder:
             if (first := self.first_eos) is not None:  # and not behind it
                 free[max(0, self.prompt + first - view.offset) :] = False
         tokens = self.tokens[view.offset : view.offset + count]
-        spawned = self.policy.spawn(Anchor(view, drafts, row, free, filled, tokens, may_force))
-        if self.budget is None:
-            return spawned
-        following = self.window.peek_row(self._masks, self.has_eos)
-        if not following.length:
-            return []
-        tried = self.budget.choose_branches(
-            following.length,
-            len(spawned),
-            spawned[0][0].max_prob if spawned else 0.0,
-            is_waiting=following.is_waiting,
-            # The first forward shows too little to tell.
-            is_open=self.round > 1 and not self.has_eos and not np.count_nonzero(view.is_eos[row]),
-        )
-        return spawned[:tried]
+        return self.policy.spawn(Anchor(view, drafts, row, free, filled, tokens, may_force))
 
 
 class _Fills(NamedTuple):

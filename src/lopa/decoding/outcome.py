@@ -33,10 +33,15 @@ class Outcome:
     columns: IntArray  # of the view, that were filled
     forced: BoolArray  # [N] those of them that were forced
     merged: BoolArray  # [N] those of them that the winner's own rule would not have filled
-    spawned: list[Draft]  # drafts of the next round
+    spawned: list[Draft]  # drafts for the next round
     fill_rule: FillRule
     step: int  # how many rounds the first block had had
     prompt: int  # its length
+
+    @property
+    def placed(self) -> int:
+        """Tokens of the winner's draft."""
+        return len(self.drafts[self.winner]) if self.winner < len(self.drafts) else 0
 
     def brought(self, rows: list[int], merged: Sequence[BoolArray | None] = ()) -> list[int]:
         """Tokens that each of these rows would bring as the winner, its draft included.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lopa.config import RANK_TIMEOUT
-from lopa.decoding.branch_budget import RoundCost
+from lopa.decoding.round_cost import RoundCost
 from lopa.distributed.fork_server import ForkServer
 from lopa.distributed.mesh import backend_for
 from lopa.distributed.placement import placements

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lopa.decoding.branch_budget import RoundCost
+from lopa.decoding.round_cost import RoundCost
 from lopa.distributed.branch_runner import BranchRunner
 from lopa.distributed.mesh import Mesh
 from lopa.engine import loader

@@ -53,6 +53,7 @@ class RoundResult:
     session: int
     index: int  # of the round
     start: int  # of its window: behind what a new session found in the cache
+    branches: int  # that the ranks' scheduler gave it
     seconds: float
     stats: Stats
 
@@ -70,7 +71,8 @@ class ReportedSession(Session):
     def choose(self, stats: Stats) -> int:
         plan = self.plan()
         assert plan is not None
-        self.result = RoundResult(self.number, plan.index, plan.start, 0.0, stats)
+        branches = len(plan.rows) - 1
+        self.result = RoundResult(self.number, plan.index, plan.start, branches, 0.0, stats)
         return super().choose(stats)
 
 

@@ -175,6 +175,7 @@ class Supervisor:
         if session.decoder.round == 0 and result.start:  # a prompt that was cached already
             session.decoder.reuse(result.start)
             entry.replay.begin(session.trace.prompt_ids[: result.start], session.decoder)
+        session.decoder.take(result.branches)
         plan = session.plan()
         if (
             plan is None

@@ -1,10 +1,10 @@
 """What a round costs on this device, measured once: the budget of `branches="auto"` needs it.
 
-Whole rounds are timed, the decoder's own time included, for the numbers of branches that auto
-chooses from; where a round takes long the largest are left out, since on a slow device time grows
-with tokens evenly. An asynchronous runner is timed as it goes on from round to round of one answer:
-after a round of another size it takes longer. The measure belongs to the run, not to a
-request: it is taken once and kept.
+Whole rounds are timed, the decoder's own time included: of one session, for the numbers of branches
+that auto chooses from, and of several, which cost the host more. Where a round takes long the
+largest are left out, since on a slow device time grows with tokens evenly. An asynchronous runner
+is timed as it goes on from round to round of one answer: after a round of another size it takes
+longer. The measure belongs to the run, not to a request: it is taken once and kept.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any, Literal
 
 from lopa.config import AUTO_BRANCHES, DecodeConfig
-from lopa.decoding.branch_budget import EVERY_ROUND_THE_SAME, RoundCost
 from lopa.decoding.decoder import Decoder
+from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
 from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
 from lopa.errors import CapacityError
@@ -26,9 +26,16 @@ from lopa.models.config import ModelConfig
 from lopa.runner.base import Runner
 from lopa.types import Round
 
-# Tokens of a row and branches: one block of 32 as an answer begins, two as in the middle of one.
-WINDOW = 64
-ROUND_SIZES = ((WINDOW // 2, 0), *((WINDOW, branches) for branches in AUTO_BRANCHES))
+# Tokens of a row, branches and sessions: one block of 32 as an answer begins, two as in the middle
+# of one. The fewest tokens first.
+WINDOW, SESSIONS = 64, 8
+ROUND_SIZES = (
+    (WINDOW // 2, 0, 1),
+    *((WINDOW, branches, 1) for branches in AUTO_BRANCHES[:4]),
+    (WINDOW, 0, SESSIONS),
+    (WINDOW, AUTO_BRANCHES[4], 1),
+    (WINDOW, AUTO_BRANCHES[3], SESSIONS),
+)
 PREFIX = 32  # of the prompt
 # Rounds timed for each number of branches, in turn: a disturbance meets them all.
 LEAST_TURNS, MOST_TURNS = 7, 30
@@ -40,17 +47,17 @@ def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeCo
     """settings: makes a configuration that suits the model."""
     timed: list[_Timed] = []
     try:
-        for window, branches in ROUND_SIZES:
+        for size in ROUND_SIZES:
             if len(timed) >= 3 and min(timed[-1].seconds) > SECONDS:
                 break
-            one = _Timed(runner, model, settings, window, branches)
+            one = _Timed(runner, model, settings, *size)
             try:
                 for _ in range(2):  # the first may compile kernels
                     one.turn()
             except CapacityError:  # nor would an answer with so many branches have room
                 break
             # A block may be as large as the window.
-            if one.seconds and (not timed or one.tokens > timed[-1].tokens):
+            if one.seconds and (one.sessions > 1 or not timed or one.tokens > timed[-1].tokens):
                 timed.append(one)
             else:
                 one.engine.close()
@@ -67,10 +74,23 @@ def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeCo
             one.engine.close()
     if not timed:
         return EVERY_ROUND_THE_SAME
+    return _cost(timed, runner.padding)
+
+
+def _cost(timed: list[_Timed], padding: tuple[tuple[int, int], ...]) -> RoundCost:
     # The median: the fastest of each may be of different moments of a machine whose speed varies.
+    alone = {one.tokens: statistics.median(one.seconds) for one in timed if one.sessions == 1}
+    points, per_session = dict(alone), 0.0
+    for one in (one for one in timed if one.sessions > 1):
+        seconds = statistics.median(one.seconds)
+        if one.tokens <= max(alone):  # what more sessions cost; behind that, what tokens cost
+            of_one = RoundCost(tuple(sorted(alone.items())))(one.tokens)
+            per_session = max(0.0, (seconds - of_one) / (one.sessions - 1))
+        else:
+            points[one.tokens] = seconds - (one.sessions - 1) * per_session
     # More tokens never cost less.
-    seconds = itertools.accumulate((statistics.median(one.seconds) for one in timed), max)
-    return RoundCost(tuple((one.tokens, s) for one, s in zip(timed, seconds, strict=True)))
+    rising = itertools.accumulate((points[tokens] for tokens in sorted(points)), max)
+    return RoundCost(tuple(zip(sorted(points), rising, strict=True)), per_session, padding)
 
 
 def steady_session(
@@ -106,7 +126,7 @@ def steady_session(
 
 
 class _Timed:
-    """Rounds of one number of branches whose window is full."""
+    """Rounds of one number of branches and sessions whose windows are full."""
 
     def __init__(
         self,
@@ -115,14 +135,14 @@ class _Timed:
         settings: Callable[..., DecodeConfig],
         window: int,
         branches: int,
+        sessions: int = 1,
     ) -> None:
         block = settings(decoder="lopa").block_size
         window = max(window // block, 1) * block
-        self.branches = branches
-        self.engine = Scheduler(runner, max_running=1)
+        self.branches, self.sessions = branches, sessions
+        self.engine = Scheduler(runner, max_running=sessions)
         self.make = partial(steady_session, model, settings, branches, window, PREFIX)
-        self.session = self.make()
-        self.engine.add(self.session)
+        self._add_sessions()
         self.tokens = 0  # of a round, once one was timed
         self.seconds: list[float] = []
 
@@ -131,19 +151,25 @@ class _Timed:
         for _ in range(2):  # when this answer has no more of them, the next one does
             while (record := self._next()) is not None:
                 rows, end = len(record.branches), record.branches[-1].end
-                tokens = rows * (end - record.start)
-                is_full = rows == self.branches + 1 and end == self.session.decoder.window.end
+                tokens = self.sessions * rows * (end - record.start)
+                is_full = rows == self.branches + 1 and end == self.end
                 # The first round is the prompt's; as blocks are done the window gets shorter.
                 if record.index > 1 and is_full and self.tokens in (0, tokens):
                     self.tokens = tokens
                     self.seconds.append(record.seconds)
                     return
-            self.engine.abort(self.session)
-            self.session = self.make()
-            self.engine.add(self.session)
+            self.engine.close()
+            self._add_sessions()
+
+    def _add_sessions(self) -> None:
+        """They are all the same, so their rounds are."""
+        for _ in range(self.sessions):
+            session = self.make()
+            self.engine.add(session)
+            self.end = session.capacity
 
     def _next(self) -> Round | None:
-        """The next round, or the one after it where the runner is asynchronous.
+        """The next round of all, or the one after it where the runner is asynchronous.
 
         A round that was launched before others had their turns is done again and its time is of
         no use: the one behind it is timed.
@@ -154,4 +180,4 @@ class _Timed:
             events = self.engine.step()
         elif was_launched:  # an answer's last round
             return None
-        return events[0][1].round if events else None
+        return events[0][1].round if len(events) == self.sessions else None

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from lopa.config import AttentionName, DecodeConfig
-from lopa.decoding.branch_budget import RoundCost
 from lopa.decoding.decoder import Decoder
 from lopa.decoding.policy import LookaheadPolicy
+from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost, RoundCostLike
 from lopa.engine import cost_measurement, loader, prompts
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
 from lopa.engine.engine_lock import EngineLock
@@ -223,7 +223,7 @@ class BaseLLM(ABC):
             eos_ids=self.config.eos_ids + (self._turn_ends if config.early_stop else ()),
             shift=self.config.shift,
             aligned=self.config.trained_block is not None,
-            cost=(cost or self.round_cost) if measured else None,
+            cost=(cost or self.round_cost) if measured else EVERY_ROUND_THE_SAME,
             policy=policy,
         )
         self._check_length(len(ids), config, len(decoder.tokens))  # in whole blocks
@@ -302,7 +302,7 @@ class LLM(BaseLLM):
         cache_tokens: int | None = None,
         prefix_reuse: Reuse = "exact",
         warmup: int = 0,
-        round_cost: Sequence[tuple[int, float]] | None = None,
+        round_cost: RoundCostLike | None = None,
         progress: checkpoint.Progress | None = None,
     ) -> None:
         options = LoadOptions(
@@ -343,11 +343,12 @@ class LLM(BaseLLM):
         """What a round costs here. Measured on first use: no other session may be running then."""
         if self._round_cost is None:
             with self._lock.held():  # one thread measures, the others wait for it
-                self._round_cost = self._round_cost or self._lock.run(self._measure_cost)
+                self._round_cost = self._round_cost or self.measure_round_cost()
         return self._round_cost
 
-    def _measure_cost(self) -> RoundCost:
-        return cost_measurement.measure(self.runner, self.config, self.decode_config)
+    def measure_round_cost(self) -> RoundCost:
+        measure = partial(cost_measurement.measure, self.runner, self.config, self.decode_config)
+        return self._lock.run(measure)
 
     def forward(
         self,

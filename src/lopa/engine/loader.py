@@ -13,7 +13,7 @@ from typing import get_args
 
 import torch
 
-from lopa.decoding.branch_budget import RoundCost
+from lopa.decoding.round_cost import RoundCost, RoundCostLike
 from lopa.engine.base import TOKEN_BUDGET
 from lopa.engine.prompts import token_id
 from lopa.errors import CheckpointError, ConfigError
@@ -43,7 +43,7 @@ class LoadOptions:
     cache_tokens: int | None = None
     prefix_reuse: Reuse = "exact"
     warmup: int = 0
-    round_cost: Sequence[tuple[int, float]] | None = None
+    round_cost: RoundCostLike | None = None
 
     def __post_init__(self) -> None:
         if self.prefix_reuse not in get_args(Reuse):
@@ -56,8 +56,7 @@ class LoadOptions:
         self.given_cost()
 
     def given_cost(self) -> RoundCost | None:
-        points = self.round_cost
-        return None if points is None else RoundCost(tuple((int(t), float(s)) for t, s in points))
+        return None if self.round_cost is None else RoundCost.of(self.round_cost)
 
 
 def with_special_ids(config: ModelConfig, options: LoadOptions) -> ModelConfig:

@@ -2,7 +2,8 @@
 
 Sessions are admitted in their order as soon as the KV cache can hold them (continuous batching). A
 round takes as many running sessions as its token budget allows, in turn; one that could not go this
-time goes first the next time.
+time goes first the next time. The branches of sessions that leave their number open are weighed
+against each other (`row_budget`).
 
 The round in flight is one object, `InFlightRound`. Where the runner is asynchronous the next round
 is launched as soon as the last one is committed: the device works while records are made, text is
@@ -14,6 +15,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from lopa.decoding.row_budget import Offer, Pace, Rest, allocate
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
 from lopa.engine.engine_lock import EngineLock
 from lopa.engine.output import Event
@@ -29,14 +31,18 @@ class InFlightRound:
 
     sessions: list[Session]
     forward: InFlight
+    seconds: float  # that it is expected to take; 0: nobody asks
 
     @classmethod
-    def launch(cls, runner: Runner, turn: list[tuple[Session, Plan]], now: float) -> InFlightRound:
-        for session, _ in turn:
+    def launch(
+        cls, runner: Runner, turn: list[Session], seconds: float, now: float
+    ) -> InFlightRound:
+        plans = []
+        for session in turn:
             if session.launched_at is None:  # a long prompt takes several forwards
                 session.launched_at = now
-        forward = runner.launch([(session.slot, plan) for session, plan in turn])
-        return cls([session for session, _ in turn], forward)
+            plans.append((session.slot, _plan(session)))
+        return cls(turn, runner.launch(plans), seconds)
 
     def wait(self) -> list[tuple[Session, Stats]]:
         """The sessions whose statistics are there; a prompt may want another forward."""
@@ -58,6 +64,7 @@ class Scheduler(Engine):
         self.runner = runner
         self.overlap = overlap and runner.is_async
         self.in_flight: InFlightRound | None = None
+        self._pace = Pace()
 
     def check(self, session: Session) -> None:
         self.runner.check(session.capacity)
@@ -95,26 +102,71 @@ class Scheduler(Engine):
             assert session.launched_at is not None
             spent.append((session, now - session.launched_at))
             session.launched_at = None
-            if session.plan() is None:
+            if session.is_done:
                 self.running.remove(session)
                 self._release(session)  # its slot is for the next one
         if self.overlap:
             self.in_flight = self._launch(now)
-        return [(session, session.record(seconds)) for session, seconds in spent]
+        events = [(session, session.record(seconds)) for session, seconds in spent]
+        if in_flight.seconds:
+            self._pace.add(sum(session.decoder.brought for session, _ in spent), in_flight.seconds)
+        return events
 
     def _launch(self, now: float) -> InFlightRound | None:
         """Launch the next round; None where no session runs. now: when its time begins."""
         self._admit()
-        turn: list[tuple[Session, Plan]] = []
-        tokens = 0
+        turn, seconds = self._next_turn()
+        return InFlightRound.launch(self.runner, turn, seconds, now) if turn else None
+
+    def _next_turn(self) -> tuple[list[Session], float]:
+        """The sessions of the next round, as many as the token budget allows.
+
+        And the seconds it is expected to take, where a session leaves its branches open.
+        """
+        turn: list[Session] = []
+        chosen = self._choose_branches()
+        forwarded = 0
         for session in self.running:
-            plan = session.plan()
-            assert plan is not None
-            tokens += self.runner.cost(plan)
-            if turn and tokens > self.token_budget:
+            offer = session.decoder.offer
+            if offer is None:
+                tokens = self.runner.cost(_plan(session))
+            else:
+                tokens = offer.row_length * (chosen[session] + 1)
+            if turn and forwarded + tokens > self.token_budget:
                 break
-            turn.append((session, plan))
-        return InFlightRound.launch(self.runner, turn, now) if turn else None
+            forwarded += tokens
+            turn.append(session)
+        if not chosen:
+            return turn, 0.0
+        for session in turn:
+            if session in chosen:
+                session.decoder.take(chosen[session])
+        return turn, next(iter(chosen)).decoder.cost(forwarded, len(turn))
+
+    def _choose_branches(self) -> dict[Session, int]:
+        """Of all sessions that leave their number open, in one budget.
+
+        Sessions that have to wait for their turn count too: the rounds that they wait for are like
+        this one.
+        """
+        offering: list[Session] = []
+        offers: list[Offer] = []
+        others, forwarded, tokens = 0, 0, 0.0
+        for session in self.running:
+            if (offer := session.decoder.offer) is not None:
+                offering.append(session)
+                offers.append(offer)
+            else:
+                others += 1
+                forwarded += self.runner.cost(_plan(session))
+                tokens += session.decoder.usual_tokens
+        if not offers:
+            return {}
+        cost = offering[0].decoder.cost  # one for all: they are sessions of one model
+        # A session that is alone has its own pace: what ran before it is no matter.
+        pace = self._pace if len(self.running) > 1 else offering[0].decoder.pace
+        chosen = allocate(offers, cost, pace, Rest(others, forwarded, tokens))
+        return dict(zip(offering, chosen, strict=True))
 
     def _admit(self) -> None:
         new: list[Session] = []
@@ -149,3 +201,9 @@ class Scheduler(Engine):
         if session.slot >= 0:
             self.runner.close(session.slot)
             session.slot = -1
+
+
+def _plan(session: Session) -> Plan:
+    plan = session.plan()
+    assert plan is not None  # a session that is done does not run
+    return plan

@@ -33,7 +33,7 @@ class Session:
         self.replay = replay
         settings = config.settings()
         if decoder.budget is not None:
-            settings["round_cost"] = [list(point) for point in decoder.budget.cost.points]
+            settings["round_cost"] = decoder.cost.settings()
         self.trace = Trace(decoder.tokens[: decoder.prompt].tolist(), settings)
         self.output: Output | None = None
         # Set by the engine that runs it.
@@ -57,15 +57,20 @@ class Session:
         """Tokens that it may come to hold, prompt included."""
         return len(self.decoder.tokens)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the answer is complete."""
+        return self.decoder.finish is not None
+
     def plan(self) -> Plan | None:
         """What to forward next; None when the answer is complete."""
-        return None if self.output is not None else self.decoder.plan()
+        return self.decoder.plan()
 
     def choose(self, stats: Stats) -> int:
         """Take a round's statistics: the winner, to be committed.
 
-        `plan` says from now on whether there is another round. What the device need not wait for,
-        text and records, is left to `record`.
+        `is_done` says from now on whether there is another round. What the device need not wait
+        for, text and records, is left to `record`.
         """
         winner = self.decoder.choose(stats)
         if self.config.stop:
@@ -83,7 +88,7 @@ class Session:
         self.trace.rounds.append(record)
         self._detokenize()
         event = Event(record, self._fresh_text(), self.decoder.generated.tolist())
-        if self.decoder.plan() is None:
+        if self.is_done:
             self._finish()
             event.text += self._rest()
             event.output = self.output

@@ -37,6 +37,7 @@ class PendingStats:
 
 
 class TorchBackend:
+    padding: tuple[tuple[int, int], ...] = ()  # of forwards, as `Runner` says
     is_async = False  # whether a forward is still running when `launch` returns
 
     def __init__(

@@ -40,6 +40,7 @@ class TritonBackend(TorchBackend):
         on_gpu = self.device.type == "cuda"
         self._graphs = GraphCache(self.device) if graphs and on_gpu else None
         self.is_async = self._graphs is not None
+        self.padding = graph_inputs.PADDING
         self._group = config.heads // config.kv_heads
         longest = min(config.max_positions, kv_cache.total_pages * PAGE)
         self.table = torch.zeros(_SLOTS, pages_for(longest), dtype=torch.int32, device=self.device)

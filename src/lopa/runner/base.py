@@ -61,6 +61,10 @@ class Runner(Protocol):
         """Whether the device works between `launch` and `wait`."""
 
     @property
+    def padding(self) -> tuple[tuple[int, int], ...]:
+        """(up to so many tokens, to a multiple of so many): how forwards are padded."""
+
+    @property
     def kv_pages(self) -> tuple[int, int] | None:
         """Pages of the KV cache in use, and in all; None where it has none."""
 
@@ -97,6 +101,10 @@ class SyncRunner(Runner, Protocol):
     @property
     def is_async(self) -> bool:
         return False
+
+    @property
+    def padding(self) -> tuple[tuple[int, int], ...]:
+        return ()
 
     def launch(self, plans: Plans) -> InFlight:
         return InFlight(partial(self.forward, plans))

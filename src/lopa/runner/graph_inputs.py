@@ -23,6 +23,8 @@ from lopa.kernels.triton.kv_write import PendingKVWrites
 from lopa.runner.batch import Batch, BatchMetadata
 from lopa.types import IntArray
 
+# Tokens are rounded up: up to so many to a multiple of so many. Behind the last it goes on so.
+PADDING = ((256, 32), (1024, 64), (16384, 256))
 WRITES, CARRIES = 64, 16  # at most so many pending ones in a graph: two blocks of 32, some slots
 
 _A = TypeVar("_A")
@@ -86,10 +88,11 @@ def head_sizes(batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes | Non
     return HeadSizes(round_head(wanted), any(c.temperature > 0 for c in configs))
 
 
-def round_up(count: int, *, finely: int = 256) -> int:
+def round_up(count: int, *, finely: int = PADDING[0][0]) -> int:
     """finely: in small steps up to this count."""
-    step = 32 if count <= finely else 64 if count <= 1024 else 256
-    return max(32, -(-count // step) * step)
+    (_, fine), (middle, step), (_, coarse) = PADDING
+    step = fine if count <= finely else step if count <= middle else coarse
+    return max(fine, -(-count // step) * step)
 
 
 def round_head(wanted: int) -> int:

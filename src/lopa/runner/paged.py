@@ -77,6 +77,10 @@ class PagedRunner:
         return self.backend.is_async
 
     @property
+    def padding(self) -> tuple[tuple[int, int], ...]:
+        return self.backend.padding
+
+    @property
     def capacity(self) -> int:
         """Tokens of the whole cache."""
         return self.kv_cache.total_pages * PAGE

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lopa.config import AUTO_BRANCHES
-from lopa.decoding.branch_budget import RoundCost
+from lopa.decoding.round_cost import RoundCost
 from lopa.errors import ConfigError
 from lopa.evaluation import plots
 from lopa.evaluation.sample import Sample
@@ -22,40 +22,40 @@ from lopa.studies.speed import interval
 from lopa.studies.study import Findings, Setting, Study, Table
 
 
-def read_costs(paths: Sequence[Path]) -> dict[str, list[list[float]]]:
-    """(tokens, seconds) by model and device, from files of `study speed` or `bench round`."""
+def read_costs(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """By model and device, from files of a round cost, of `study speed` or of `bench round`."""
     if not paths:
         raise ConfigError(
-            "what does a round cost? Give --cost FILE, as `lopa study speed` or "
-            "`lopa bench round --json` wrote it"
+            "what does a round cost? Give --cost FILE, as `lopa bench cost`, `lopa study speed` "
+            "or `lopa bench round --json` wrote it"
         )
     found = {}
     for path in paths:
         try:
             run = json.loads(path.read_text(encoding="utf-8"))
-            if run.get("study") == "speed":
-                measured = {int(t): float(s) for t, s in run["findings"]["round_cost"]}
+            if "points" in run:
+                host, cost = run, RoundCost.of(run)
+            elif run.get("study") == "speed":
+                host, cost = run["host"], RoundCost.of(run["findings"]["round_cost"])
             else:
                 measured = {int(r["tokens"]): r["round_ms"] / 1e3 for r in run["rounds"]}
-            host = run["host"]
+                host, cost = run["host"], RoundCost.of(sorted(measured.items()))
             kind = host["quantize"] or host["dtype"]
             name = f"{host['model']}, {kind}, {host['device']}"
         except OSError as error:
             raise ConfigError(f"cannot read {path} ({error.strerror})") from None
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise ConfigError(f"{path} is no file of `study speed` or `bench round`") from None
-        points = [[tokens, measured[tokens]] for tokens in sorted(measured)]
-        _cost(points)  # refuses what makes no sense
-        found[name] = points
+            raise ConfigError(
+                f"{path} is no round cost, and no file of `study speed` or `bench round`"
+            ) from None
+        found[name] = cost.settings()
     return found
 
 
-def _cost(points: list[list[float]]) -> RoundCost:
-    return RoundCost(tuple((int(tokens), seconds) for tokens, seconds in points))
-
-
 def run(study: Study) -> Findings:
-    costs = {name: _cost(points) for name, points in study.costs.items()}
+    costs = {name: RoundCost.of(cost) for name, cost in study.costs.items()}
     fixed = {str(k): Setting(f"k = {k}", {"branches": k}) for k in AUTO_BRANCHES}
     autos = {
         name: Setting(f"auto, {name}", {"branches": "auto"}, cost=(name, cost))

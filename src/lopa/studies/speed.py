@@ -58,7 +58,7 @@ def run(study: Study) -> Findings:
             "auto": speeds[1] / speeds[0],
             "interval": interval(both[:, 0], both[:, 1], study.seed),
         }
-    return {"round_cost": cost.points, "settings": settings}
+    return {"round_cost": cost.settings(), "settings": settings}
 
 
 def _near(found: dict[str, list[_Counts]]) -> list[str]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from lopa.config import DecodeConfig
-from lopa.decoding.branch_budget import RoundCost
 from lopa.decoding.policy import LookaheadPolicy
+from lopa.decoding.round_cost import RoundCost
 from lopa.engine.llm import LLM
 from lopa.engine.session import Session
 from lopa.errors import ConfigError
@@ -83,7 +83,8 @@ class Study:
     batch_size: int = 1  # answers decoded at once
     workers: DecodeJobs | None = None  # processes that decode; None: this one
     progress: Callable[[int, int], None] = lambda done, total: None
-    costs: Mapping[str, Any] = field(default_factory=dict)  # points of a round's, by device
+    costs: Mapping[str, Any] = field(default_factory=dict)  # of a round, by device
+    at_once: Sequence[int] = ()  # requests, for the study load; empty: as it likes
 
     def config(self, **changes: Any) -> DecodeConfig:
         return DecodeConfig(**self.options).changed(**changes)

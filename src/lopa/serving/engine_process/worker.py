@@ -71,7 +71,7 @@ class Worker:
             "decoders": list(family_named(self.llm.config.family).decoders),
             "chat": bool(self.llm.tokenizer and self.llm.tokenizer.chat_template),
             "ranks": self.engine.ranks_alive,
-            "round_cost": self.llm.round_cost.points if self.llm.measures_cost else None,
+            "round_cost": self.llm.round_cost.settings() if self.llm.measures_cost else None,
             "pid": os.getpid(),
         }
 

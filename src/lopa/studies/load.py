@@ -1,0 +1,236 @@
+"""Speed by requests at once: `auto`, which shares a round's rows, against every fixed number.
+
+All answers are queued and so many are asked for at a time, of which the engine runs as many as it
+does by default. Timed on this machine, each setting in turn, three times over; or, with costs of
+rounds given, simulated: the model decodes, and a round takes what it costs on the given device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from lopa.config import AUTO_BRANCHES, DecodeConfig
+from lopa.decoding.round_cost import RoundCost
+from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET
+from lopa.engine.llm import LLM
+from lopa.engine.output import Event
+from lopa.engine.session import Session
+from lopa.evaluation import plots
+from lopa.evaluation.sample import Sample, make_sample
+from lopa.evaluation.scoring import score
+from lopa.studies.study import Findings, Setting, Study, Table
+
+AT_ONCE = (1, 2, 4, 8, 16, 32, 64, 128)
+SETTINGS = (*map(str, AUTO_BRANCHES), "auto")
+RUNS = 3  # of each setting, when it is timed
+
+
+def run(study: Study) -> Findings:
+    loads = study.at_once or AT_ONCE
+    if study.costs:
+        costs = {name: RoundCost.of(cost) for name, cost in study.costs.items()}
+        return {
+            "loads": [
+                _simulate(study, name, cost, n) for name, cost in costs.items() for n in loads
+            ]
+        }
+    cost = study.model.round_cost  # measured before anything is timed
+    cells = [(n, run, setting) for n in loads for run in range(RUNS) for setting in SETTINGS]
+    found: dict[tuple[int, str], list[Findings]] = {}
+    for done, (n, run, setting) in enumerate(cells):
+        samples = _timed(study, f"{n} at once, k = {setting}, run {run + 1}", n, setting)
+        found.setdefault((n, setting), []).append(_figures(samples))
+        study.progress(done + 1, len(cells))
+    each = [_compare("", n, {s: found[n, s] for s in SETTINGS}) for n in loads]
+    return {"round_cost": cost.settings(), "loads": each}
+
+
+def _config(study: Study, setting: str) -> DecodeConfig:
+    return study.config(branches="auto" if setting == "auto" else int(setting))
+
+
+def _timed(study: Study, key: str, at_once: int, setting: str) -> list[Sample]:
+    """From the file, or decoded and timed; a run that was interrupted is done again."""
+    if len(samples := study.file.of(key, len(study.problems))) == len(study.problems):
+        return samples
+    llm, config = study.model, _config(study, setting)
+    prompts = [problem.prompt for problem in study.problems]
+    decode(llm, prompts[: 2 * at_once], config, at_once)  # so that kernels and graphs are made
+    return _keep(study, key, decode(llm, prompts, config, at_once))
+
+
+def _keep(study: Study, key: str, samples: list[Sample]) -> list[Sample]:
+    scored = [
+        replace(s, setting=key, correct=score(study.problems[s.problem], s.text)) for s in samples
+    ]
+    study.file.add(scored)
+    return scored
+
+
+def decode(
+    llm: LLM,
+    prompts: Sequence[str],
+    config: DecodeConfig,
+    at_once: int,
+    cost: RoundCost | None = None,
+) -> list[Sample]:
+    """The answers as they are ready, with the seconds since the one before.
+
+    cost: of a round, in place of the clock.
+    """
+    engine = llm.engine(max_running=min(at_once, MAX_RUNNING))
+    numbers: dict[Session, int] = {}
+    for number, prompt in enumerate(prompts):
+        session = llm.session(prompt, config, cost=cost)
+        numbers[session] = number
+        engine.add(session)
+    samples = []
+    clock = last = 0.0
+    began = time.perf_counter()
+    while engine.busy:
+        events = engine.step()
+        clock = time.perf_counter() - began if cost is None else clock + _seconds(cost, events)
+        for session, event in events:
+            if event.output is not None:
+                number, elapsed = numbers[session], clock - last
+                samples.append(make_sample("", number, False, event.output, elapsed=elapsed))
+                last = clock
+    return samples
+
+
+def _seconds(cost: RoundCost, events: list[tuple[Session, Event]]) -> float:
+    """Of a round of all these sessions, by what it forwarded."""
+    rounds = [event.round for _, event in events]
+    tokens = sum(branch.end - one.start for one in rounds for branch in one.branches)
+    return cost(tokens, len(rounds))
+
+
+# -- simulated -------------------------------------------------------------------------------------
+
+
+def _simulate(study: Study, name: str, cost: RoundCost, at_once: int) -> Findings:
+    """Fixed numbers are decoded once and replayed: their rounds do not depend on the load."""
+    fixed = [Setting(f"k = {k}", {"branches": k}) for k in AUTO_BRANCHES]
+    decoded = study.decode(fixed)
+    found = {
+        str(k): [_figures(replay(decoded[setting.name], cost, at_once))]
+        for k, setting in zip(AUTO_BRANCHES, fixed, strict=True)
+    }
+    key = f"{at_once} at once, auto, {name}"
+    samples = study.file.of(key, len(study.problems))
+    if len(samples) < len(study.problems):
+        prompts = [problem.prompt for problem in study.problems]
+        samples = decode(study.model, prompts, _config(study, "auto"), at_once, cost)
+        samples = _keep(study, key, samples)
+    return _compare(name, at_once, {**found, "auto": [_figures(samples)]})
+
+
+def replay(samples: Sequence[Sample], cost: RoundCost, at_once: int) -> list[Sample]:
+    """The same answers as they would be ready if rounds took what they cost, so many at once."""
+    waiting = deque(sorted(samples, key=lambda sample: sample.problem))
+    running: deque[tuple[Sample, int]] = deque()  # and how many rounds it has had
+    ready = []
+    clock = last = 0.0
+    while waiting or running:
+        free = min(at_once, MAX_RUNNING) - len(running)
+        new = [(waiting.popleft(), 0) for _ in range(min(free, len(waiting)))]
+        running.extendleft(reversed(new))  # as the scheduler does
+        tokens, turn = 0, 0
+        for sample, rounds in running:
+            if turn and tokens + sample.forwarded[rounds] > TOKEN_BUDGET:
+                break
+            tokens += sample.forwarded[rounds]
+            turn += 1
+        clock += cost(tokens, turn)
+        for _ in range(turn):
+            sample, rounds = running.popleft()
+            if rounds + 1 < sample.rounds:
+                running.append((sample, rounds + 1))
+            else:
+                ready.append(replace(sample, elapsed=clock - last))
+                last = clock
+    return ready
+
+
+def _figures(samples: list[Sample]) -> Findings:
+    rounds = sum(s.rounds for s in samples)
+    return {
+        "tokens_per_second": sum(s.tokens for s in samples) / sum(s.elapsed for s in samples),
+        "tpf": sum(s.tokens for s in samples) / rounds,
+        "branches": sum(map(sum, (s.branches for s in samples))) / rounds,
+        "latency": median(s.seconds for s in samples),
+        "accuracy": sum(s.correct for s in samples) / len(samples),
+    }
+
+
+def _compare(name: str, at_once: int, runs: dict[str, list[Findings]]) -> Findings:
+    settings = {
+        branches: {key: median(one[key] for one in of) for key in of[0]}
+        for branches, of in runs.items()
+    }
+    speeds = {b: f["tokens_per_second"] for b, f in settings.items()}
+    fixed = {b: speed for b, speed in speeds.items() if b != "auto"}
+    best = max(fixed, key=fixed.__getitem__)
+    return {
+        "cost": name,
+        "at_once": at_once,
+        "best": best,
+        "ratio": speeds["auto"] / speeds[best],
+        "over_d2f": speeds["auto"] / speeds["0"],
+        "settings": settings,
+    }
+
+
+def table(findings: Findings) -> Table:
+    fixed = ["D2F", *(f"k = {k}" for k in AUTO_BRANCHES[1:])]
+    heads = ("at once", *fixed, "auto", "its branches", "auto / best fixed", "auto / D2F")
+    rows = []
+    for found in findings["loads"]:
+        speeds = [f"{found['settings'][b]['tokens_per_second']:.0f}" for b in SETTINGS]
+        where = f"{found['at_once']}" + (f", {found['cost']}" if found["cost"] else "")
+        tried = found["settings"]["auto"]["branches"]
+        ratios = f"{found['ratio']:.3f}", f"{found['over_d2f']:.2f}"
+        rows.append((where, *speeds, f"{tried:.1f}", *ratios))
+    return heads, rows
+
+
+def reading(findings: Findings) -> str:
+    loads = findings["loads"]
+    if not loads:
+        return "Not measured."
+    worst = min(loads, key=lambda found: found["ratio"])
+    least = min(found["over_d2f"] for found in loads)
+    return (
+        "Cells are tokens per second of all answers together. `auto` makes at least "
+        f"{worst['ratio']:.3f} times the best fixed number's (with {worst['at_once']} at once), "
+        f"and at least {least:.2f} times D2F's."
+    )
+
+
+def plot(findings: Findings) -> Any:
+    names = list(dict.fromkeys(found["cost"] for found in findings["loads"]))
+    figure, parts = plots.require_plots().subplots(
+        1, max(1, len(names)), figsize=(6.5 * max(1, len(names)), 4), squeeze=False
+    )
+    for part, name in zip(parts[0], names, strict=False):
+        loads = [found for found in findings["loads"] if found["cost"] == name]
+        at_once = [found["at_once"] for found in loads]
+        for branches in SETTINGS:
+            speeds = [found["settings"][branches]["tokens_per_second"] for found in loads]
+            label = {"auto": "auto", "0": "D2F"}.get(branches, f"k = {branches}")
+            width = 2.5 if branches == "auto" else 1.2
+            part.plot(at_once, speeds, "o-", label=label, linewidth=width, markersize=4)
+        part.set_xscale("log", base=2)
+        part.set_xticks(at_once, [str(n) for n in at_once])
+        part.set_xlabel("requests at once")
+        part.set_ylabel("tokens per second, all together")
+        part.set_ylim(bottom=0)
+        part.set_title(name, fontsize=9)
+        part.grid(alpha=0.3)
+        part.legend(fontsize=8)
+    return figure

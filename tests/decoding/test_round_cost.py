@@ -1,0 +1,68 @@
+"""What a round costs: between, beyond and above its points, and on file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
+from lopa.errors import ConfigError
+
+POINTS = ((32, 0.010), (64, 0.011), (512, 0.030))
+
+
+def test_between_and_beyond_its_points() -> None:
+    cost = RoundCost(((10, 1.0), (20, 2.0), (40, 3.0)))
+    assert [cost(t) for t in (5, 10, 15, 30, 40, 60)] == [1.0, 1.0, 1.5, 2.5, 3.0, 4.0]
+    assert EVERY_ROUND_THE_SAME(1) == EVERY_ROUND_THE_SAME(9999) == 1.0
+
+
+@pytest.mark.parametrize(
+    "wrong", [(), ((2, 1.0), (1, 2.0)), ((1, 0.0),), ((0, 1.0),), ((1, float("inf")),)]
+)
+def test_what_makes_no_sense_is_refused(wrong: tuple[tuple[int, float], ...]) -> None:
+    with pytest.raises(ConfigError, match="tokens rising"):
+        RoundCost(wrong)
+
+
+def test_sessions_beyond_the_first_cost_the_host() -> None:
+    cost = RoundCost(POINTS, per_session=0.002)
+    assert cost(64, sessions=5) == pytest.approx(0.011 + 4 * 0.002)
+    assert cost.of_rounds(np.array([64]), 5)[0] == pytest.approx(0.011 + 4 * 0.002)
+    with pytest.raises(ConfigError, match="at least 0"):
+        RoundCost(POINTS, per_session=-1.0)
+
+
+def test_a_padded_round_costs_what_its_padded_size_does() -> None:
+    plain = RoundCost(POINTS)
+    padded = RoundCost(POINTS, padding=((256, 32), (1024, 64), (4096, 256)))
+    for tokens in (1, 31, 32, 33, 64, 65, 255, 256, 257, 320, 321, 1000, 1025, 1280, 4096):
+        step = 32 if tokens <= 256 else 64 if tokens <= 1024 else 256
+        size = -(-tokens // step) * step
+        here, there = np.array([tokens]), np.array([size])
+        assert padded.of_rounds(here, 1) == pytest.approx(plain.of_rounds(there, 1))
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "costs" / "cost.json"
+    cost = RoundCost(POINTS, 0.001, ((256, 32),))
+    cost.write(path, model="tiny", device="some GPU")
+    assert RoundCost.read(path) == cost
+    assert json.loads(path.read_text())["device"] == "some GPU"
+    assert RoundCost.of(POINTS) == RoundCost(POINTS)
+    assert RoundCost.of(cost) is cost
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "[[1]]", '{"points": 3}', '{"points": [[2, 1], [1, 1]]}', '[[1, "x"]]']
+)
+def test_a_file_without_a_cost_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "cost.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"cost\.json holds no round cost"):
+        RoundCost.read(path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        RoundCost.read(tmp_path / "nothing.json")

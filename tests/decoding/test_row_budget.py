@@ -1,0 +1,144 @@
+"""The rows of a round as one budget: offers in, numbers of branches out; against brute force."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME as ONE
+from lopa.decoding.round_cost import RoundCost
+from lopa.decoding.row_budget import NO_OTHERS, Offer, Pace, Rest, allocate, concave_steps
+
+CHOICES = (0, 1, 3, 7)
+FLAT_THEN_STEEP = RoundCost(((64, 1.0), (512, 1.2), (2048, 6.0)))
+
+
+def offer(
+    gains: Sequence[float], row_length: int = 64, usual: float = 2.0, least: int = 0
+) -> Offer:
+    """gains: of 1, 3 and 7 branches over none."""
+    return Offer(row_length, usual, *concave_steps(CHOICES, (0.0, *gains)), least)
+
+
+def rate(
+    offers: Sequence[Offer],
+    gains: Sequence[Sequence[float]],
+    counts: Sequence[int],
+    cost: RoundCost,
+    rest: Rest = NO_OTHERS,
+) -> float:
+    """Tokens per second of a round with so many branches each, the plain way."""
+    tokens = rest.tokens + sum(o.usual for o in offers)
+    forwarded = rest.forwarded
+    for o, of, count in zip(offers, gains, counts, strict=True):
+        tokens += (0.0, *of)[CHOICES.index(count)]
+        forwarded += o.row_length * (count + 1)
+    return tokens / float(cost.of_rounds(np.array([forwarded]), len(offers) + rest.sessions)[0])
+
+
+_gain = st.floats(0.05, 3.0)
+_falling = st.lists(_gain, min_size=3, max_size=3).map(lambda g: sorted(g, reverse=True))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(_falling, min_size=1, max_size=4),
+    st.sampled_from([32, 64]),
+    st.floats(0.0, 0.02),
+    st.integers(0, 3),
+)
+def test_no_other_numbers_bring_more_per_second(
+    falling: list[list[float]], length: int, slope: float, others: int
+) -> None:
+    """Gains per branch fall, rows are of one length and the cost is a line: then it is the best.
+
+    Where nothing is known of earlier rounds, the rate to beat is the best one of this round.
+    """
+    gains = [
+        list(itertools.accumulate(g * n for g, n in zip(one, (1, 2, 4), strict=True)))
+        for one in falling
+    ]
+    offers = [offer(one, length) for one in gains]
+    cost = RoundCost(((1, 1.0 + slope), (10_000, 1.0 + 10_000 * slope)))
+    rest = Rest(others, others * 64, others * 3.0)
+    chosen = allocate(offers, cost, Pace(), rest)
+    best = max(
+        rate(offers, gains, counts, cost, rest)
+        for counts in itertools.product(CHOICES, repeat=len(offers))
+    )
+    assert rate(offers, gains, chosen, cost, rest) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 32])
+def test_the_more_sessions_the_fewer_branches_each(count: int) -> None:
+    offers = [offer((1.5, 3.0, 5.0)) for _ in range(count)]
+    tried = sum(allocate(offers, FLAT_THEN_STEEP, Pace())) / count
+    fewer = sum(allocate([*offers, *offers], FLAT_THEN_STEEP, Pace())) / (2 * count)
+    assert fewer < tried or tried == 0
+    if count == 1:
+        assert tried == 7
+    if count == 32:
+        assert tried == 0
+
+
+def test_who_gains_most_is_served_first() -> None:
+    poor, rich = offer((0.1, 0.2, 0.3)), offer((2.0, 4.0, 7.0))
+    assert allocate([poor, rich, poor], FLAT_THEN_STEEP, Pace()) == [0, 3, 0]
+    assert allocate([poor, rich, poor], FLAT_THEN_STEEP, Pace(10.0, 20.0)) == [0, 7, 0]
+
+
+def test_short_rows_are_served_before_long_ones() -> None:
+    short, long = offer((1.0, 2.0, 3.0), 32), offer((1.0, 2.0, 3.0), 128)
+    chosen = allocate([long, short], RoundCost(((160, 1.0), (2000, 6.0))), Pace())
+    assert chosen[1] > chosen[0]
+
+
+def test_at_a_high_pace_less_is_spent_on_the_same_branches() -> None:
+    """Time is worth what all rounds brought in it, and not what this one does."""
+    cost = RoundCost(((64, 1.0), (1024, 4.0)))
+    one = [offer((1.0, 2.0, 3.0))]
+    tried = [allocate(one, cost, Pace(tokens, 20.0)) for tokens in (10.0, 40.0, 80.0, 160.0)]
+    assert tried == [[7], [3], [1], [0]]
+
+
+def test_a_pace_forgets() -> None:
+    pace = Pace()
+    for _ in range(200):
+        pace.add(4.0, 2.0)
+    assert pace.tokens / pace.seconds == pytest.approx(2.0)
+    for _ in range(60):
+        pace.add(9.0, 1.0)
+    assert pace.tokens / pace.seconds > 8.0
+
+
+def test_rows_that_are_no_choice_count() -> None:
+    """Beside long rows of others a branch comes on the steep part of the cost."""
+    one = [offer((1.0, 2.0, 3.0))]
+    assert allocate(one, FLAT_THEN_STEEP, Pace()) == [7]
+    assert allocate(one, FLAT_THEN_STEEP, Pace(), Rest(6, 1000, 30.0)) == [0]
+
+
+def test_a_padded_round_is_filled_up() -> None:
+    """What fits into the padding costs nothing."""
+    cost = RoundCost(((64, 1.0), (1024, 16.0)), padding=((1024, 256),))
+    assert allocate([offer((0.1, 0.3, 0.4))], cost, Pace()) == [3]
+
+
+def test_a_session_that_explores_has_its_branch() -> None:
+    dear = RoundCost(((64, 1.0), (128, 2.0)))
+    offers = [offer((0.1, 0.2, 0.3)), offer((0.1, 0.2, 0.3), least=1)]
+    assert allocate(offers, dear, Pace()) == [0, 1]
+
+
+def test_steps_have_falling_gains_per_branch() -> None:
+    branches, gains = concave_steps((0, 1, 3, 7, 15), (0.0, 1.0, 4.0, 5.0, 5.0))
+    assert branches.tolist() == [3, 4]  # one branch gains less than each of three; 15 add nothing
+    assert gains.tolist() == [4.0, 1.0]
+    for nothing in (((0,), (0.0,)), ((0, 1), (0.0, -0.5)), ((0, 1, 2), (0.0, 0.0, 0.0))):
+        assert [len(part) for part in concave_steps(*nothing)] == [0, 0]
+        assert allocate([Offer(64, 2.0, *concave_steps(*nothing))], ONE, Pace()) == [0]
