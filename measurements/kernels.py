@@ -22,6 +22,8 @@ from torch import Tensor
 
 from graph_time import microseconds
 from lopa import LLM, DecodeConfig
+from lopa.decoding.round_cost import RoundCost
+from lopa.engine.scheduler import Scheduler
 from lopa.kernels.compressed_linear import CompressedLinear
 from lopa.kernels.cublaslt import algorithms_of, all_entries, cublaslt_table
 from lopa.kernels.hopper.common import arrange_rows, available
@@ -363,20 +365,33 @@ def _check_rounds(device: Any, attention: Any) -> dict[str, float]:
     while engine.busy:
         engine.step()
     ahead = [llm.generate(prompt, config).token_ids for prompt in prompts]
+    host_bound = RoundCost(((1, 1e-6), (9999, 2e-6)), per_session=1.0)
+    halves = Scheduler(llm.runner, cost=host_bound)
+    halved = [llm.session(prompt, config) for prompt in prompts]
+    for session in halved:
+        halves.add(session)
+    in_flight = 0
+    while halves.busy:
+        halves.step()
+        in_flight = max(in_flight, len(halves.in_flight))
     warm = LLM(
         "dummy:dream-tiny", device=str(device), dtype="float32", cache_tokens=8192, warmup=256
     )
     backend = warm.runner.backend
 
     def captured() -> set[object]:
-        return {*backend._graphs.layers, *backend._graphs.heads}
+        graphs = backend._lanes[0].graphs
+        return {*graphs.layers, *graphs.heads}
 
     ready = captured()
     same = warm.generate(prompts[0], config).token_ids == alone[0]
     together = [s.output.token_ids if s.output else alone[1] for s in sessions]
+    in_halves = [s.output.token_ids for s in halved if s.output]
     return {
         "overlapped rounds": float(sum(a != b for a, b in zip(ahead, alone, strict=True))),
         "many at once": float(sum(a != b for a, b in zip(together, alone, strict=True))),
+        "in two halves": float(sum(a != b for a, b in zip(in_halves, alone, strict=True))),
+        "in two halves: not in flight together": float(in_flight != 2),
         "warmed up: graphs that were missing": float(len(captured() - ready)),
         "warmed up: answers that differ": float(not same),
     }

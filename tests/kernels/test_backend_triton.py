@@ -57,8 +57,10 @@ class FakeGraphs(GraphCache):
 class Replayed(TritonBackend):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._graphs: FakeGraphs = FakeGraphs(self.device)
         self.is_async = True
+        (self.lane,) = self._lanes
+        self.graphs = FakeGraphs(self.device)
+        self.lane.graphs = self.graphs
 
 
 def compare(
@@ -133,9 +135,9 @@ def test_rounds_of_graphs(options: dict[str, Any]) -> None:
     config = DecodeConfig(branches=2, block_size=8, max_new_tokens=16, max_rounds=4, **options)
     backend = compare(load("dream_0"), [[5, 6, 7], [9] * 13], config, Replayed)
     assert isinstance(backend, Replayed)
-    assert backend._graphs.layers
-    assert bool(backend._graphs.heads) == ("top_p" not in options)
-    assert {sizes.sampling for sizes in backend._graphs.heads} <= {"temperature" in options}
+    assert backend.graphs.layers
+    assert bool(backend.graphs.heads) == ("top_p" not in options)
+    assert {sizes.sampling for sizes in backend.graphs.heads} <= {"temperature" in options}
 
 
 def test_pending_writes_are_done_before_the_next_forward(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +227,7 @@ def test_graphs_are_dropped_and_captured_again(monkeypatch: pytest.MonkeyPatch) 
     config = DecodeConfig(branches=1, block_size=8, max_new_tokens=16, max_rounds=4)
     backend = compare(load("dream_0"), [[5, 6, 7], [9] * 40], config, Replayed)
     assert isinstance(backend, Replayed)
-    assert len(backend._graphs.layers) == len(backend._graphs.heads) == 1
+    assert len(backend.graphs.layers) == len(backend.graphs.heads) == 1
 
 
 def test_after_a_warm_up_nothing_is_captured() -> None:
@@ -235,11 +237,11 @@ def test_after_a_warm_up_nothing_is_captured() -> None:
     class Recorded(Replayed):
         def warm_up(self, tokens: int) -> None:
             super().warm_up(tokens)
-            captured.append(self._graphs.captured)
+            captured.append(self.graphs.captured)
 
     backend = compare(load("dream_0"), [[5, 6, 7]], config, Recorded, warmup=64)
     assert isinstance(backend, Recorded)
-    assert captured == [backend._graphs.captured]
+    assert captured == [backend.graphs.captured]
     assert captured[0] > 2
 
 

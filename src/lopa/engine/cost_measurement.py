@@ -63,6 +63,7 @@ def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeCo
                 one.engine.close()
         for one in timed:
             one.seconds.clear()  # those were to get ready
+            one.host_seconds.clear()
         began = time.perf_counter()
         for turn in range(MOST_TURNS):
             if turn >= LEAST_TURNS and time.perf_counter() - began > ENOUGH:
@@ -79,15 +80,14 @@ def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeCo
 
 def _cost(timed: list[_Timed], padding: tuple[tuple[int, int], ...]) -> RoundCost:
     # The median: the fastest of each may be of different moments of a machine whose speed varies.
-    alone = {one.tokens: statistics.median(one.seconds) for one in timed if one.sessions == 1}
-    points, per_session = dict(alone), 0.0
+    points = {one.tokens: statistics.median(one.seconds) for one in timed if one.sessions == 1}
+    largest, per_session = max(points), 0.0
     for one in (one for one in timed if one.sessions > 1):
-        seconds = statistics.median(one.seconds)
-        if one.tokens <= max(alone):  # what more sessions cost; behind that, what tokens cost
-            of_one = RoundCost(tuple(sorted(alone.items())))(one.tokens)
-            per_session = max(0.0, (seconds - of_one) / (one.sessions - 1))
-        else:
-            points[one.tokens] = seconds - (one.sessions - 1) * per_session
+        if not per_session:
+            per_session = statistics.median(one.host_seconds) / one.sessions
+        if one.tokens > largest:
+            rest = statistics.median(one.seconds) - (one.sessions - 1) * per_session
+            points[one.tokens] = max(rest, points[largest])
     # More tokens never cost less.
     rising = itertools.accumulate((points[tokens] for tokens in sorted(points)), max)
     return RoundCost(tuple(zip(sorted(points), rising, strict=True)), per_session, padding)
@@ -145,6 +145,7 @@ class _Timed:
         self._add_sessions()
         self.tokens = 0  # of a round, once one was timed
         self.seconds: list[float] = []
+        self.host_seconds: list[float] = []
 
     def turn(self) -> None:
         """Time a round that has all its branches and the full window."""
@@ -157,6 +158,7 @@ class _Timed:
                 if record.index > 1 and is_full and self.tokens in (0, tokens):
                     self.tokens = tokens
                     self.seconds.append(record.seconds)
+                    self.host_seconds.append(self.engine.host_seconds)
                     return
             self.engine.close()
             self._add_sessions()
@@ -174,9 +176,9 @@ class _Timed:
         A round that was launched before others had their turns is done again and its time is of
         no use: the one behind it is timed.
         """
-        was_launched = self.engine.in_flight is not None
+        was_launched = bool(self.engine.in_flight)
         events = self.engine.step()
-        if events and self.engine.in_flight is not None:
+        if events and self.engine.in_flight:
             events = self.engine.step()
         elif was_launched:  # an answer's last round
             return None

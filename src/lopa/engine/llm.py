@@ -335,7 +335,11 @@ class LLM(BaseLLM):
     ) -> Scheduler:
         self._lock.check_process()
         return Scheduler(
-            self.runner, max_running=max_running, token_budget=token_budget, lock=self._lock
+            self.runner,
+            max_running=max_running,
+            token_budget=token_budget,
+            cost=self._round_cost,
+            lock=self._lock,
         )
 
     @property

@@ -84,6 +84,7 @@ def decode(
     cost: of a round, in place of the clock.
     """
     engine = llm.engine(max_running=min(at_once, MAX_RUNNING))
+    engine.overlap = engine.overlap and cost is None  # a simulated round is of all sessions
     numbers: dict[Session, int] = {}
     for number, prompt in enumerate(prompts):
         session = llm.session(prompt, config, cost=cost)
