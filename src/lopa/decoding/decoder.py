@@ -207,6 +207,7 @@ class Decoder:
                     following.length,
                     len(self.drafts),
                     self.drafts[0][0].max_prob,
+                    index=self.round + 1,
                     is_waiting=following.is_waiting,
                     # The first forward shows too little to tell.
                     is_open=self.round > 1 and not self.has_eos and not view.is_eos[winner].any(),
@@ -236,10 +237,12 @@ class Decoder:
         outcome, self._outcome = self._outcome, None
         if outcome is None:
             raise RuntimeError("a record without a round")
-        if self.budget is None:
-            self.brought = len(outcome.columns) + outcome.placed
-        else:
-            self.brought = self.budget.observe(outcome)
+        columns, end = outcome.columns, self.first_eos
+        if end is not None:  # tokens behind it do not count
+            columns = columns[columns <= self.prompt + end - outcome.view.offset]
+        self.brought = len(columns) + outcome.placed
+        if self.budget is not None:
+            self.budget.observe(outcome)
             start = max(outcome.plan.start, self.prompt)  # what is cached of a prompt is no matter
             self.pace.add(self.brought, self.cost(int((outcome.plan.row_ends - start).sum())))
         self.policy.observe(outcome)

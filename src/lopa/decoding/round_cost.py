@@ -14,7 +14,7 @@ import numpy as np
 
 from lopa.atomic_write import write_lines
 from lopa.errors import ConfigError
-from lopa.types import FloatArray, IntArray
+from lopa.types import FloatArray
 
 _END = 1 << 24  # tokens: no round is as large
 
@@ -46,9 +46,9 @@ class RoundCost:
             raise ConfigError(f"a session's cost is at least 0: got {self.per_session}")
 
     def __call__(self, tokens: int, sessions: int = 1) -> float:
-        return float(self.of_rounds(np.array([tokens]), sessions)[0])
+        return float(self.of_rounds(np.array([float(tokens)]), sessions)[0])
 
-    def of_rounds(self, tokens: IntArray, sessions: int) -> FloatArray:
+    def of_rounds(self, tokens: FloatArray, sessions: int) -> FloatArray:
         """Of rounds of so many tokens each."""
         found: FloatArray = np.interp(tokens, *self._line)
         return found + (sessions - 1) * self.per_session

@@ -23,7 +23,7 @@ from lopa.runner.graph_inputs import (
 )
 from lopa.types import IntArray
 
-_MOST_GRAPHS = 96  # sizes of the layers, and as many of the head
+_MOST_GRAPHS = 192  # sizes of the layers, and as many of the head
 
 RunLayers = Callable[[LayerInputs[Tensor]], None]
 RunHead = Callable[[HeadInputs[Tensor], HeadSizes], Tensor]  # → [3, N] int32
