@@ -346,6 +346,18 @@ def check_rounds(device: Any) -> dict[str, float]:
     return found
 
 
+def _run_all(engine: Any, llm: LLM, prompts: list[list[int]], config: Any) -> tuple[Any, int]:
+    """The tokens of all, and how many rounds were in flight at once."""
+    sessions = [llm.session(prompt, config) for prompt in prompts]
+    for session in sessions:
+        engine.add(session)
+    in_flight = 0
+    while engine.busy:
+        engine.step()
+        in_flight = max(in_flight, len(engine.in_flight))
+    return [s.output.token_ids for s in sessions if s.output], in_flight
+
+
 def _check_rounds(device: Any, attention: Any) -> dict[str, float]:
     llm = LLM("dummy:dream-tiny", device=str(device), dtype="float32", cache_tokens=8192)
     prompts = [[1 + (7 * i + j) % 200 for j in range(5 + 20 * i)] for i in range(8)]
@@ -366,14 +378,8 @@ def _check_rounds(device: Any, attention: Any) -> dict[str, float]:
         engine.step()
     ahead = [llm.generate(prompt, config).token_ids for prompt in prompts]
     host_bound = RoundCost(((1, 1e-6), (9999, 2e-6)), per_session=1.0)
-    halves = Scheduler(llm.runner, cost=host_bound)
-    halved = [llm.session(prompt, config) for prompt in prompts]
-    for session in halved:
-        halves.add(session)
-    in_flight = 0
-    while halves.busy:
-        halves.step()
-        in_flight = max(in_flight, len(halves.in_flight))
+    all_at_once, _ = _run_all(Scheduler(llm.runner), llm, prompts, config)
+    in_halves, in_flight = _run_all(Scheduler(llm.runner, cost=host_bound), llm, prompts, config)
     warm = LLM(
         "dummy:dream-tiny", device=str(device), dtype="float32", cache_tokens=8192, warmup=256
     )
@@ -386,10 +392,10 @@ def _check_rounds(device: Any, attention: Any) -> dict[str, float]:
     ready = captured()
     same = warm.generate(prompts[0], config).token_ids == alone[0]
     together = [s.output.token_ids if s.output else alone[1] for s in sessions]
-    in_halves = [s.output.token_ids for s in halved if s.output]
     return {
         "overlapped rounds": float(sum(a != b for a, b in zip(ahead, alone, strict=True))),
         "many at once": float(sum(a != b for a, b in zip(together, alone, strict=True))),
+        "all at once": float(sum(a != b for a, b in zip(all_at_once, alone, strict=True))),
         "in two halves": float(sum(a != b for a, b in zip(in_halves, alone, strict=True))),
         "in two halves: not in flight together": float(in_flight != 2),
         "warmed up: graphs that were missing": float(len(captured() - ready)),

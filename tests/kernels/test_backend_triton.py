@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 import goldens
 from lopa import LLM, DecodeConfig
+from lopa.decoding.round_cost import RoundCost
 from lopa.engine.scheduler import Scheduler
 from lopa.kernels.quantize import quantize
 from lopa.kernels.triton.kv_write import PendingKVWrites
@@ -34,8 +36,8 @@ pytestmark = [
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter runs them one by one."""
     monkeypatch.setattr("lopa.kernels.triton.attention._SMS", 1)
-    monkeypatch.setattr("lopa.runner.graph_inputs.WRITES", 8)
-    monkeypatch.setattr("lopa.runner.graph_inputs.CARRIES", 2)
+    monkeypatch.setattr("lopa.runner.graph_inputs.LayerSizes.writes", 8)
+    monkeypatch.setattr("lopa.runner.graph_inputs.LayerSizes.carries", 2)
 
 
 def load(name: str) -> LLM:
@@ -63,17 +65,29 @@ class Replayed(TritonBackend):
         self.lane.graphs = self.graphs
 
 
+class TwoLanes(Replayed):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._lanes.append(replace(self.lane, graphs=FakeGraphs(self.device)))
+        self.launched: list[int] = []
+
+    def launch(self, *args: Any) -> Any:
+        self.launched.append(args[3])
+        return super().launch(*args)
+
+
 def compare(
     llm: LLM,
     prompts: list[list[int]],
     config: DecodeConfig,
     backend: type[TritonBackend] = TritonBackend,
+    cost: RoundCost | None = None,
     **runner: Any,
 ) -> TritonBackend:
     plain = llm.generate(prompts, config)
     ours = PagedRunner(llm.model, 2048, backend=backend, **runner)
     llm.runner = ours
-    engine = Scheduler(ours)
+    engine = Scheduler(ours, cost=cost)
     sessions = [llm.session(prompt, config) for prompt in prompts]
     assert len(list(engine.run(iter(sessions)))) == len(prompts)
     for session, expected in zip(sessions, plain, strict=True):
@@ -106,6 +120,25 @@ def test_decodes_the_same(name: str, options: dict[str, Any]) -> None:
         decoder="lopa", block_size=size, max_new_tokens=size, max_rounds=3, **options
     )
     compare(llm, [[5, 6, 7], [9] * 13], config)
+
+
+@pytest.mark.parametrize("attention", ["full", "block"])
+def test_two_halves_in_turn(attention: str) -> None:
+    """Five requests, two of them alike, with blocks that are committed on the way."""
+    config = DecodeConfig(
+        branches=1,
+        block_size=4,
+        max_new_tokens=12,
+        threshold=0.02,
+        attention=attention,
+        early_stop=False,
+    )  # type: ignore[arg-type]
+    host_bound = RoundCost(((1, 1e-6), (9999, 2e-6)), per_session=1.0)
+    prompts = [[5, 6, 7], [9] * 13, [5, 6, 7], [8, 3] * 4, [4]]
+    backend = compare(load("dream_0"), prompts, config, TwoLanes, host_bound)
+    assert isinstance(backend, TwoLanes)
+    assert set(backend.launched) == {0, 1}
+    assert backend.launched[:4] == [0, 1, 0, 1]
 
 
 def test_settings_that_the_confidence_kernel_lacks() -> None:
@@ -162,9 +195,9 @@ def test_pending_writes_are_done_before_the_next_forward(monkeypatch: pytest.Mon
     written: list[int] = []
     write_kv = runner.backend._write_kv  # type: ignore[attr-defined]
 
-    def recorded(writes: PendingKVWrites[torch.Tensor]) -> None:
+    def recorded(lane: Any, writes: PendingKVWrites[torch.Tensor]) -> None:
         written.append(int((writes.source >= 0).sum()))
-        write_kv(writes)
+        write_kv(lane, writes)
 
     monkeypatch.setattr(runner.backend, "_write_kv", recorded)
     outputs = [llm.generate(prompt, config) for prompt, config in asked]

@@ -84,7 +84,10 @@ class TritonBackend(TorchBackend):
                 _drop_graphs(lane)
             self.open(slot, pages)
             return
-        self.table[slot, : len(pages)] = torch.tensor(pages, dtype=torch.int32, device=self.device)
+        on_gpu = self.device.type == "cuda"
+        on_host = torch.tensor(pages, dtype=torch.int32, pin_memory=on_gpu)
+        # Without waiting for a forward that is in flight
+        self.table[slot, : len(pages)].copy_(on_host, non_blocking=on_gpu)
 
     # -- a round ------------------------------------------------------------------------------
 
@@ -120,6 +123,8 @@ class TritonBackend(TorchBackend):
         if sizes not in graphs.layers:
             self._ensure_staging(lane, sizes.tokens)
             self._flush(lane)  # the trial run before a capture overwrites what is staged
+        elif lane.pending is not None and not sizes.fit(lane.pending):
+            self._flush(lane)
         layers = graphs.layer_graph(sizes, partial(self._write_and_run_layers, lane))
         layers.inputs.fill(batch, lane.pending, self._group)
         lane.pending = None
@@ -166,13 +171,12 @@ class TritonBackend(TorchBackend):
         carries: Sequence[tuple[int, int]],
         lane: int = 0,
     ) -> None:
-        """Leave the writes to the next graph, which does them before its layers, if they fit."""
+        """Leave the writes to the lane's next graph, which does them before its layers."""
         own = self._lanes[lane]
         self._flush(own)
         carry_source, carry_slot = np.array(carries, np.int64).reshape(-1, 2).T
         own.pending = PendingKVWrites(source, target, carry_source, carry_slot)
-        fits = len(source) <= graph_inputs.WRITES and len(carries) <= graph_inputs.CARRIES
-        if own.graphs is None or not fits:
+        if own.graphs is None:
             self._flush(own)
 
     def flush(self) -> None:
