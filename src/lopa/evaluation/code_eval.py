@@ -1,7 +1,7 @@
-"""The harness's metric for code, by this project's sandbox.
+"""The harness's metric for code, by this project's judge.
 
 The harness scores code with `evaluate`'s metric code_eval, which it fetches from the network and
-which runs the code with little in its way. This one needs no network and runs it in the sandbox.
+which runs the code with little in its way. This one needs no network and runs it behind walls.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from math import comb
 from typing import Any
 
 import evaluate
-from lopa.evaluation.sandbox import run
+from lopa.evaluation.judge import judge
 
 
 class CodeEval:
@@ -25,13 +25,12 @@ class CodeEval:
         k: Sequence[int] = (1,),
     ) -> tuple[dict[str, float], dict[int, list[str]]]:
         """Mean pass@k over the problems, and by problem how each candidate ended."""
-        ended = {
-            index: [run(f"{candidate}\n{reference}").reason for candidate in candidates]
-            for index, (candidates, reference) in enumerate(
-                zip(predictions, references, strict=True)
-            )
-        }
-        counts = [(len(reasons), reasons.count("passed")) for reasons in ended.values()]
+        outcomes = [
+            [judge(candidate, reference) for candidate in candidates]
+            for candidates, reference in zip(predictions, references, strict=True)
+        ]
+        ended = {i: [outcome.reason for outcome in found] for i, found in enumerate(outcomes)}
+        counts = [(len(found), sum(o.passed for o in found)) for found in outcomes]
         shares = {
             f"pass@{n}": sum(_pass_at(n, *count) for count in counts) / len(counts) for n in k
         }

@@ -1,0 +1,60 @@
+"""EvalPlus's own scoring, in the tester: inputs, reference solution, tolerances and special cases.
+
+It is unchanged, but for the function under test, which is called in the answer's process, and for
+its limits on time by input, which count the answer's CPU seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from lopa.evaluation.sandbox.tester import Link, module_of
+
+
+class _Cell:
+    value: int | None = 0
+
+
+def judge_plus(
+    link: Link,
+    unfit: type[BaseException],
+    *,
+    dataset: str,
+    reference: str,
+    entry_point: str,
+    inputs: list[list[Any]],
+    atol: float,
+) -> None:
+    from evalplus import config
+    from evalplus import eval as scoring
+    from evalplus.eval._special_oracle import MBPP_OUTPUT_NOT_NONE_TASKS
+    from evalplus.gen.util import trusted_exec
+
+    @contextlib.contextmanager
+    def limit(seconds: float) -> Iterator[None]:
+        link.seconds = seconds
+        yield
+
+    scoring.create_tempdir = contextlib.nullcontext  # the walls are around this already
+    scoring.reliability_guard = lambda **_: None
+    scoring.query_maximum_memory_bytes = lambda: None
+    scoring.time_limit = limit
+    link.changes_arguments = False  # what special cases compare with are the inputs as they were
+    loose = dataset == "mbpp" and entry_point in MBPP_OUTPUT_NOT_NONE_TASKS
+    try:
+        expected, times = trusted_exec(reference, inputs, entry_point, True, loose)
+    except Exception as error:
+        raise unfit(f"the reference solution fails ({type(error).__name__}: {error})") from None
+    module_of(entry_point, link.name(entry_point))
+    least, factor = config.DEFAULT_MIN_TIME_LIMIT, config.DEFAULT_GT_TIME_LIMIT_FACTOR
+    limits = [max(least, factor * seconds) for seconds in times]
+    ended, count, details = _Cell(), _Cell(), [False] * len(inputs)
+    ended.value = None
+    code = f"from answer import {entry_point}"
+    scoring.unsafe_execute(
+        dataset, entry_point, code, inputs, expected, limits, atol, True, ended, details, count
+    )
+    assert ended.value == scoring._SUCCESS
+    assert all(details)

@@ -1,0 +1,42 @@
+"""Answers that want to be found right without being right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from judge_cases import Case, cases
+
+from lopa.evaluation.judge import judge
+from lopa.evaluation.sandbox.walls import NAMESPACES, NONE
+from lopa.evaluation.sandbox.zygote_client import ZYGOTES
+
+FORGERIES = cases("forgeries")
+
+
+@pytest.fixture(params=[NAMESPACES, NONE], autouse=True)
+def walls(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Verdicts do not depend on walls."""
+    before = ZYGOTES.walls
+    ZYGOTES.walls = (request.param,)
+    yield
+    ZYGOTES.walls = before
+
+
+@pytest.mark.parametrize("case", FORGERIES, ids=str)
+def test_no_forgery_passes(case: Case) -> None:
+    assert not judge(case.answer, case.tests).passed
+
+
+@pytest.mark.parametrize("case", FORGERIES, ids=str)
+def test_the_tests_can_be_passed(case: Case) -> None:
+    """By a right answer: it is not the tests that fail the forgeries."""
+    if "except" in case.tests or "f() == 2" in case.tests or "f(note)" in case.tests:
+        return
+    values = ("1", "[1]", "{1: 1}", "'1'", "1.0", "x[0] if x else 1", "Box()")
+    answers = (f"class Box(list): pass\ndef f(*x): return {value}" for value in values)
+    assert any(judge(answer, case.tests).passed for answer in answers)
+
+
+def test_there_are_many() -> None:
+    assert len(FORGERIES) >= 25
