@@ -15,7 +15,7 @@ from typing import Any
 from lopa.errors import ConfigError
 from lopa.evaluation.benchmark import Exercise, Scores
 from lopa.evaluation.extras import require
-from lopa.evaluation.judge import judge_plus
+from lopa.evaluation.judge import check_isolation, judge_plus
 from lopa.evaluation.rows import Row
 from lopa.evaluation.sandbox.zygote_client import Kit
 
@@ -30,6 +30,7 @@ def plus_exercises(
     name: str, rows: list[Row] | None, limit: int | None, chat: bool
 ) -> list[Exercise]:
     dataset = name.removesuffix("+")
+    check_isolation()
     return [_exercise(dataset, problem, chat) for problem in _problems(name, rows)[:limit]]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from lopa.errors import ConfigError
 from lopa.evaluation.benchmark import Exercise, Scores
 from lopa.evaluation.extras import require
-from lopa.evaluation.judge import judge
+from lopa.evaluation.judge import check_isolation, judge
 from lopa.evaluation.protocol import Protocol
 from lopa.evaluation.rows import Row
 
@@ -31,6 +31,8 @@ def harness_exercises(
     """The exercises and the strings that end an answer."""
     if name == "humaneval":
         require("evalplus.sanitize", "evalplus", "looking for the code in an answer to humaneval")
+    if name in ("humaneval", "mbpp"):
+        check_isolation()
     tasks = _load(name, protocol, rows, examples, shots)
     until = tuple(tasks[0].config.generation_kwargs["until"])
     found: list[Exercise] = []

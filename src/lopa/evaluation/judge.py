@@ -41,6 +41,16 @@ def allow_unsafe_code() -> None:
     ZYGOTES.walls = (NONE,)
 
 
+def check_isolation() -> None:
+    """Before hours of decoding: LopaError where code could not be judged afterwards."""
+    outcome = judge("def f(x): return x + 1", "assert f(1) == 2")
+    if not outcome.passed:
+        raise LopaError(
+            f"generated code is not run, because isolated code does not work here: "
+            f"{outcome.reason}. Run it without isolation with --unsafe-code"
+        )
+
+
 def judge(
     answer: str,
     tests: str,

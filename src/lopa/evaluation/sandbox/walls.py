@@ -44,6 +44,8 @@ class Walls:
     """Around a process and those that it forks; `kind` is one of the three."""
 
     def __init__(self, kind: str) -> None:
+        if kind not in (NAMESPACES, LANDLOCK, NONE):
+            raise MissingError(kind)
         self.kind = kind
 
     def leave(self) -> None:

@@ -44,8 +44,8 @@ def main() -> None:
     """Arguments: descriptor of the requests, kind of walls, folders to see, modules to load."""
     requests, kind, folders, modules, paths = json.loads(sys.argv[1])
     channel = socket.socket(fileno=requests)
-    walls = Walls(kind)
     try:
+        walls = Walls(kind)
         null = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(null, stream)
