@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from judge_cases import Case, cases
 
 from lopa.evaluation.judge import judge
-from lopa.evaluation.sandbox.walls import NAMESPACES, NONE
-from lopa.evaluation.sandbox.zygote_client import ZYGOTES
 
 FORGERIES = cases("forgeries")
-
-
-@pytest.fixture(params=[NAMESPACES, NONE], autouse=True)
-def walls(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Verdicts do not depend on walls."""
-    before = ZYGOTES.walls
-    ZYGOTES.walls = (request.param,)
-    yield
-    ZYGOTES.walls = before
 
 
 @pytest.mark.parametrize("case", FORGERIES, ids=str)

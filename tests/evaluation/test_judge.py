@@ -22,9 +22,9 @@ from lopa.evaluation.scoring import score
 from lopa.tasks import SPLITS, generate
 
 
-@pytest.fixture(params=[NAMESPACES, LANDLOCK, NONE], autouse=True)
+@pytest.fixture(params=[NAMESPACES, LANDLOCK], autouse=True)
 def walls(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Verdicts are the same behind each kind of walls, and behind none."""
+    """Verdicts are the same behind either kind of walls."""
     before = ZYGOTES.walls
     ZYGOTES.walls = (request.param,)
     yield request.param
@@ -178,10 +178,45 @@ def test_reference_answers_score(split: str) -> None:
         assert not score(problem, f"{problem.answer.splitlines()[0]}\n    return object()")
 
 
-def test_code_is_not_run_where_nothing_isolates_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ZYGOTES, "walls", ("namespaces that are refused", "landlock, too"))
-    monkeypatch.setattr(
-        "lopa.evaluation.sandbox.zygote_client._START", "import sys; sys.exit(1) # {} {}"
-    )
-    with pytest.raises(LopaError, match=r"generated code is not run.*--unsafe-code"):
-        judge("def f(): return 1", "assert f() == 1")
+@pytest.mark.parametrize("case", cases("right_answers")[::4], ids=str)
+def test_right_answers_pass_without_walls(case: Case) -> None:
+    ZYGOTES.walls = (NONE,)
+    assert judge(case.answer, case.tests).reason == "passed"
+
+
+REFUSED = """
+import sys
+from lopa.errors import LopaError
+from lopa.evaluation.judge import judge
+from lopa.evaluation.sandbox import kernel, seccomp
+from lopa.evaluation.sandbox.zygote_client import ZYGOTES, Kit
+kernel.call("prctl", 38, 1, 0, 0, 0)
+numbers = {"unshare": (272, 97)[kernel.machine()[1]], "landlock_create_ruleset": 444}
+rules = [(0x15, 0, 1, numbers[name]) for name in sys.argv[1:]]
+program = [step for rule in rules for step in (rule, (0x06, 0, 0, 0x50001))]
+seccomp.install([(0x20, 0, 0, 0), *program, (0x06, 0, 0, 0x7FFF0000)])
+try:
+    print(judge("def f(): return 1", "assert f() == 1").reason, ZYGOTES.of(Kit()).walls)
+except LopaError as error:
+    print(error)
+"""
+
+
+def test_what_a_container_refuses() -> None:
+    """Landlock takes the place of namespaces; where there is neither, code is not run."""
+
+    def judged(*refused: str) -> str:
+        command = [sys.executable, "-c", REFUSED, *refused]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        return done.stdout.strip() or done.stderr
+
+    assert judged() == "passed namespaces"
+    assert judged("landlock_create_ruleset") == "passed namespaces"
+    assert judged("unshare") == "passed landlock"
+    said = judged("unshare", "landlock_create_ruleset")
+    assert "generated code is not run" in said
+    assert "user namespaces (" in said
+    assert "Landlock (" in said
+    assert "--unsafe-code" in said
+    assert len(said.splitlines()) == 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from collections.abc import Sequence
 
 from lopa.evaluation.sandbox.kernel import NUMBERS, machine, syscall
 
@@ -94,12 +95,10 @@ def program() -> list[Instruction]:
     return [*found, refuse]
 
 
-def install() -> None:
+def install(instructions: Sequence[Instruction]) -> None:
     """For this process from now on; it must already be barred from new privileges."""
-    code = b"".join(
-        k.to_bytes(8, "little")
-        for k in (c | t << 16 | f << 24 | k << 32 for c, t, f, k in program())
-    )
+    words = (c | t << 16 | f << 24 | k << 32 for c, t, f, k in instructions)
+    code = b"".join(word.to_bytes(8, "little") for word in words)
     buffer = ctypes.create_string_buffer(code, len(code))
     filled = _Program(len(code) // 8, ctypes.addressof(buffer))
     syscall("seccomp", _SET_MODE_FILTER, 0, ctypes.byref(filled))

@@ -102,7 +102,7 @@ class Walls:
         resource.setrlimit(resource.RLIMIT_NPROC, (_TASKS, _TASKS))
         header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
         syscall("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
-        seccomp.install()
+        seccomp.install(seccomp.program())
 
 
 def die_with_parent() -> None:

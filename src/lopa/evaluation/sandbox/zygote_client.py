@@ -23,6 +23,7 @@ _START = "import sys; sys.path.insert(0, {!r}); from {} import main; main()"
 _MAIN = "lopa.evaluation.sandbox.zygote"
 _START_SECONDS = 300.0
 _END_SECONDS = 5.0
+_PASSED_ON = ("LD_LIBRARY_PATH",)  # without which Python may not start; emptied before answers
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -43,6 +44,7 @@ class Zygote:
     """Starts the process; MissingWallsError where the machine does not allow its walls."""
 
     def __init__(self, kit: Kit, walls: str) -> None:
+        self.walls = walls
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             standard = _standard_library()
@@ -57,7 +59,7 @@ class Zygote:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
-                env=_ENVIRONMENT,
+                env=_ENVIRONMENT | {n: os.environ[n] for n in _PASSED_ON if n in os.environ},
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
