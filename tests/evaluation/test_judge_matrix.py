@@ -22,7 +22,7 @@ pytestmark = pytest.mark.judge
 
 ROOT = Path(__file__).parent.parent.parent
 TESTS = ("test_judge.py", "test_escapes.py", "test_forgeries.py")
-NEEDED = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")  # Python alone
+NEEDED = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 VERSIONS = ("3.11", "3.12", "3.13")
 NOBODY = 65534
 FIND = "import sys; print(sys.base_prefix)"
@@ -59,9 +59,13 @@ def everyone_s() -> Iterator[Path]:
         no_caches = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / "src", folder / "src", ignore=no_caches)
         shutil.copytree(ROOT / "tests" / "evaluation", folder / "tests", ignore=no_caches)
+        (folder / "site").mkdir()
         for module in NEEDED:
-            package = Path(importlib.import_module(module).__file__ or "").parent
-            shutil.copytree(package, folder / "site" / module, ignore=no_caches)
+            source = Path(importlib.import_module(module).__file__ or "")
+            if source.name == "__init__.py":
+                shutil.copytree(source.parent, folder / "site" / module, ignore=no_caches)
+            else:
+                shutil.copy(source, folder / "site")
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
         yield folder
