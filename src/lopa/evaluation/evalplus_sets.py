@@ -23,6 +23,7 @@ _SYSTEM = "You are an intelligent programming assistant to produce Python algori
 _USER = "Can you complete the following Python function?\n```python\n{prompt}\n```\n"
 _FENCE = "```"
 _SECONDS = 60.0  # EvalPlus's for all inputs of a problem
+_TESTER = ("evalplus.eval", "evalplus.gen.util", "lopa.evaluation.sandbox.plus_tester")
 _MEGABYTES = 4096  # EvalPlus's
 
 
@@ -98,4 +99,4 @@ def _kits() -> tuple[Kit, Kit]:
     package = os.path.dirname(require("numpy", "evalplus", "scoring").__file__)
     libraries = (package, f"{package}.libs")
     numpy = Kit(("numpy",), (os.path.dirname(package),), tuple(filter(os.path.isdir, libraries)))
-    return Kit(("evalplus.eval", "evalplus.gen.util"), paths, paths), numpy
+    return Kit(_TESTER, paths, paths), numpy

@@ -134,6 +134,8 @@ def _verdict(tester: socket.socket, brief: str, seconds: float) -> dict[str, Any
         wire.send(tester.fileno(), brief)
     except OSError:
         return None
+    except wire.WireError as error:
+        raise LopaError(f"the tests cannot be judged: {error}. Leave their row out") from None
     if not select.select([tester], [], [], seconds)[0]:
         return {"passed": False, "reason": TIMEOUT, "unfit": ""}
     message = wire.receive(tester.fileno())

@@ -47,6 +47,7 @@ class Walls:
         if kind not in (NAMESPACES, LANDLOCK, NONE):
             raise MissingError(kind)
         self.kind = kind
+        self._size = 0  # bytes of the process before it runs anything
 
     def leave(self) -> None:
         """Go into new namespaces, still with the old root. For a process with one thread."""
@@ -65,6 +66,8 @@ class Walls:
 
     def close(self, folders: Sequence[str]) -> None:
         """From now on nothing is seen but these folders, read-only."""
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        self._size = pages * resource.getpagesize()
         if self.kind == NAMESPACES:
             try:
                 _empty_root(folders)
@@ -84,8 +87,11 @@ class Walls:
         return os.fork()
 
     def confine(self, seconds: int, megabytes: int) -> None:
-        """Limits, no privileges, no system calls but those of computation: the last step."""
-        size = megabytes << 20
+        """Limits, no privileges, no system calls but those of computation: the last step.
+
+        Seconds are of CPU. Megabytes are beside those of the interpreter.
+        """
+        size = self._size + (megabytes << 20)
         for limit, value in (
             (resource.RLIMIT_AS, size),
             (resource.RLIMIT_CPU, seconds),

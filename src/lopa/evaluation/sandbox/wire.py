@@ -9,6 +9,7 @@ An object that is not plain stays where it is and goes by a number: see `Exports
 
 from __future__ import annotations
 
+import builtins
 import datetime
 import json
 import os
@@ -77,6 +78,8 @@ def _encode(value: Any, export: Export, depth: int) -> Any:
     for base, tag, parts in _PARTS:
         if kind is base:
             return {tag: _encode(parts(value), export, depth + 1)}
+    if kind is type and getattr(builtins, name := str(value.__name__), None) is value:
+        return {"type": name}
     for base in (str, int, float):  # subclasses of plain types count by the value that they have
         if isinstance(value, base):
             return _encode(_value(base, value), export, depth)
@@ -133,9 +136,10 @@ _PARTS: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
     (datetime.time, "time", datetime.time.isoformat),
     (datetime.timedelta, "timedelta", lambda v: [v.days, v.seconds, v.microseconds]),
     (type({}.keys()), "keys", list),
+    (type({}.values()), "values", list),
     (type({}.items()), "items", lambda v: list(chain.from_iterable(v))),
 )
-_FINAL: tuple[type, ...] = (range, type({}.keys()), type({}.items()))
+_FINAL: tuple[type, ...] = (range, type({}.keys()), type({}.values()), type({}.items()))
 
 
 def _checked(kind: type, build: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -153,6 +157,13 @@ def _build_int(body: str) -> int:
     return int(body, 16)
 
 
+def _build_type(body: str) -> type:
+    found = getattr(builtins, body, None)
+    if not isinstance(found, type):
+        raise ValueError("no type of Python's own")
+    return found
+
+
 def _build_numpy(body: list[Any]) -> Any:
     name, *shape, items = body
     if not _NUMPY.fullmatch(name):
@@ -166,6 +177,7 @@ def _build_numpy(body: list[Any]) -> Any:
 
 _BUILD: dict[str, Callable[[Any], Any]] = {
     "int": _checked(str, _build_int),
+    "type": _checked(str, _build_type),
     "tuple": _checked(list, tuple),
     "dict": _checked(list, _plain_dict),
     "set": _checked(list, set),
@@ -182,6 +194,7 @@ _BUILD: dict[str, Callable[[Any], Any]] = {
     "time": _checked(str, datetime.time.fromisoformat),
     "timedelta": _checked(list, lambda v: datetime.timedelta(v[0], v[1], v[2])),
     "keys": _checked(list, lambda v: dict.fromkeys(v).keys()),
+    "values": _checked(list, lambda v: dict(enumerate(v)).values()),
     "items": _checked(list, lambda v: _plain_dict(v).items()),
     "scalar": _checked(list, _build_numpy),
     "array": _checked(list, _build_numpy),
