@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from judge_cases import Case, cases
 
@@ -20,9 +22,11 @@ def test_the_tests_can_be_passed(case: Case) -> None:
     """By a right answer: it is not the tests that fail the forgeries."""
     if "except" in case.tests or "f() == 2" in case.tests or "f(note)" in case.tests:
         return
-    values = ("1", "[1]", "{1: 1}", "'1'", "1.0", "x[0] if x else 1", "Box()")
-    answers = (f"class Box(list): pass\ndef f(*x): return {value}" for value in values)
-    assert any(judge(answer, case.tests).passed for answer in answers)
+    expected = re.search(r"f\(\) == (.+)", case.tests)
+    for value in (expected[1] if expected else "1", "[1]", "x[0] if x else 1"):
+        if judge(f"def f(*x): return {value}", case.tests).passed:
+            return
+    pytest.fail("no answer passes")
 
 
 def test_there_are_many() -> None:

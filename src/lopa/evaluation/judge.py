@@ -17,7 +17,8 @@ from typing import Any
 
 from lopa.errors import LopaError
 from lopa.evaluation.sandbox import wire
-from lopa.evaluation.sandbox.tester import ASSERTS, KILLED, PLUS, TIMEOUT, patience
+from lopa.evaluation.sandbox.link import KILLED, TIMEOUT, patience
+from lopa.evaluation.sandbox.tester import ASSERTS, PLUS
 from lopa.evaluation.sandbox.walls import NONE
 from lopa.evaluation.sandbox.zygote import ANSWER, TESTER
 from lopa.evaluation.sandbox.zygote_client import ZYGOTES, GoneError, Kit, Zygote

@@ -7,10 +7,14 @@ its limits on time by input, which count the answer's CPU seconds.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
-from lopa.evaluation.sandbox.tester import Link, module_of
+from lopa.evaluation.sandbox.link import Link, UnfitError
+
+_ANSWER = "answer"  # a module that holds the function under test
 
 
 class _Cell:
@@ -19,7 +23,6 @@ class _Cell:
 
 def judge_plus(
     link: Link,
-    unfit: type[BaseException],
     *,
     dataset: str,
     reference: str,
@@ -46,13 +49,17 @@ def judge_plus(
     try:
         expected, times = trusted_exec(reference, inputs, entry_point, True, loose)
     except Exception as error:
-        raise unfit(f"the reference solution fails ({type(error).__name__}: {error})") from None
-    module_of(entry_point, link.name(entry_point))
+        raise UnfitError(
+            f"the reference solution fails ({type(error).__name__}: {error})"
+        ) from None
+    answer = ModuleType(_ANSWER)
+    setattr(answer, entry_point, link.name(entry_point))
+    sys.modules[_ANSWER] = answer
     least, factor = config.DEFAULT_MIN_TIME_LIMIT, config.DEFAULT_GT_TIME_LIMIT_FACTOR
     limits = [max(least, factor * seconds) for seconds in times]
     ended, count, details = _Cell(), _Cell(), [False] * len(inputs)
     ended.value = None
-    code = f"from answer import {entry_point}"
+    code = f"from {_ANSWER} import {entry_point}"
     scoring.unsafe_execute(
         dataset, entry_point, code, inputs, expected, limits, atol, True, ended, details, count
     )

@@ -24,6 +24,7 @@ from typing import Any
 
 from lopa.evaluation.sandbox import answer, tester, wire
 from lopa.evaluation.sandbox.kernel import MissingError
+from lopa.evaluation.sandbox.link import KILLED, TIMEOUT
 from lopa.evaluation.sandbox.walls import Walls, die_with_parent, hide_memory
 
 ANSWER, TESTER = "answer", "tester"
@@ -129,10 +130,10 @@ def _watch(walls: Walls, request: dict[str, Any], sockets: Sequence[int]) -> Non
             used = time.clock_gettime(clock)
         if handle in ready:
             watched.remove(handle)
-            ended = ended or (tester.TIMEOUT if used >= limit else _how(child))
+            ended = ended or (TIMEOUT if used >= limit else _how(child))
         elif not ended and used >= limit:
             os.kill(child, signal.SIGKILL)
-            ended = tester.TIMEOUT
+            ended = TIMEOUT
         if control in ready:
             if not os.read(control, 1):
                 break
@@ -144,7 +145,7 @@ def _how(child: int) -> str:
     found = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     if found is None or found.si_code == os.CLD_EXITED:
         return "ended early"
-    return tester.KILLED if found.si_status == signal.SIGKILL else f"signal {found.si_status}"
+    return KILLED if found.si_status == signal.SIGKILL else f"signal {found.si_status}"
 
 
 def _become(walls: Walls, request: dict[str, Any], sockets: Sequence[int]) -> None:
