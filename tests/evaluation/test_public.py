@@ -222,12 +222,19 @@ def test_the_harness_s_metric_counts_verdicts(cheat: str) -> None:
 
 
 def test_helpers_of_a_prompt_are_not_the_answer_s(tmp_path: Path) -> None:
+    from lopa.evaluation import code_eval
+
     prompt = 'def double(x):\n    return 2 * x\n\n\ndef half(x):\n    """Undo double."""\n'
     tests = "def check(candidate):\n    assert candidate(double(3)) == 3\n"
     row = {"task_id": "Made/0", "prompt": prompt, "entry_point": "half", "test": tests}
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps(row) + "\n")
     (exercise,) = benchmark("humaneval", chat=False, data=rows).exercises
-    assert all(exercise.score("    return x // 2\n").values())
-    cheat = "    return x\ndef double(x):\n    return x\n"
+    right, cheat = "    return x // 2\n", "    return x\ndef double(x):\n    return x\n"
+    assert all(exercise.score(right).values())
     assert not any(exercise.score(cheat).values())
+    code_eval.remember(row)
+    _, ended = code_eval.CodeEval().compute(
+        references=[f"{tests}\ncheck(half)"], predictions=[[prompt + right, prompt + cheat]]
+    )
+    assert ended == {0: ["passed", "AssertionError"]}

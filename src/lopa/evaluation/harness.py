@@ -84,6 +84,7 @@ class HarnessLM(LM):  # type: ignore[misc]  # the harness has no types
         answers = [""] * len(requests)
         kinds: dict[str, list[int]] = {}  # requests that ask for the same
         for index, request in enumerate(requests):
+            code_eval.remember(request.doc)
             kinds.setdefault(repr(request.args[1]), []).append(index)
         for indices in kinds.values():
             config = self._config(requests[indices[0]].args[1])

@@ -12,7 +12,7 @@ from typing import Any
 from lopa.errors import ConfigError
 from lopa.evaluation.benchmark import Exercise, Scores
 from lopa.evaluation.extras import require
-from lopa.evaluation.judge import check_isolation, judge
+from lopa.evaluation.judge import check_isolation, code_of_prompt, judge
 from lopa.evaluation.protocol import Protocol
 from lopa.evaluation.rows import Row
 
@@ -128,7 +128,7 @@ def _score_completion(task: Any, doc: Row, until: Sequence[str], text: str) -> S
     for stop in until:
         cut = cut.partition(stop)[0]
     prompt, entry_point, tests = doc["prompt"], doc["entry_point"], task.doc_to_target(doc)
-    given = prompt if _is_program(prompt) else ""  # its helpers, which the answer may replace
+    given = code_of_prompt(prompt)
     programs = {
         "pass@1,sanitized": sanitize(f"{prompt}\n{body.partition('```')[0]}", entry_point),
         "pass@1,create_test": prompt + cut,
@@ -137,11 +137,3 @@ def _score_completion(task: Any, doc: Row, until: Sequence[str], text: str) -> S
         name: judge(program, tests, given=given, entry_point=entry_point).passed
         for name, program in programs.items()
     }
-
-
-def _is_program(text: str) -> bool:
-    try:
-        compile(text, "prompt", "exec")
-    except (SyntaxError, ValueError):
-        return False
-    return True

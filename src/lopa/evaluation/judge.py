@@ -71,6 +71,15 @@ def judge(
     return _judged(answer, ASSERTS, asked, _STANDARD, _STANDARD, seconds, megabytes)
 
 
+def code_of_prompt(prompt: str) -> str:
+    """What tests may rely on of a prompt that is code: all of it, or nothing."""
+    try:
+        compile(prompt, "prompt", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return ""
+    return prompt
+
+
 def judge_plus(
     answer: str,
     tests: Mapping[str, Any],

@@ -37,7 +37,7 @@ _RULESET_VERSION = 1
 
 _DEATH_SIGNAL, _DUMPABLE, _NO_NEW_PRIVILEGES = 1, 4, 38
 _CAPABILITY_VERSION = 0x20080522
-_OPEN_FILES, _TASKS = 32, 128
+_OPEN_FILES, _TASKS = 32, 128  # tasks are threads: there is no other process
 
 
 class Walls:
@@ -105,7 +105,8 @@ class Walls:
         call("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         if self.kind == NONE:
             return
-        resource.setrlimit(resource.RLIMIT_NPROC, (_TASKS, _TASKS))
+        if self.kind == NAMESPACES:  # elsewhere those of the whole user would count
+            resource.setrlimit(resource.RLIMIT_NPROC, (_TASKS, _TASKS))
         header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
         syscall("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
         seccomp.install(seccomp.program())
