@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from judge_cases import Case, cases
+from judge_cases import Case, behind, cases
 
 import lopa
 from lopa.evaluation.judge import judge
@@ -88,10 +88,8 @@ def machine() -> Iterator[Machine]:
 
 @pytest.fixture
 def walls(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = ZYGOTES.walls
-    ZYGOTES.walls = (request.param,)
-    yield
-    ZYGOTES.walls = before
+    with behind(request.param):
+        yield
 
 
 def escapes(case: Case, machine: Machine) -> bool:

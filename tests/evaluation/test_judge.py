@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from judge_cases import Case, cases
+from judge_cases import Case, behind, cases, missing
 
 from lopa.errors import LopaError
 from lopa.evaluation.judge import judge
@@ -25,10 +25,8 @@ from lopa.tasks import SPLITS, generate
 @pytest.fixture(params=[NAMESPACES, LANDLOCK], autouse=True)
 def walls(request: pytest.FixtureRequest) -> Iterator[str]:
     """Verdicts are the same behind either kind of walls."""
-    before = ZYGOTES.walls
-    ZYGOTES.walls = (request.param,)
-    yield request.param
-    ZYGOTES.walls = before
+    with behind(request.param):
+        yield request.param
 
 
 def passes(answer: str, tests: str, **options: str) -> bool:
@@ -211,6 +209,8 @@ def test_what_a_container_refuses() -> None:
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         return done.stdout.strip() or done.stderr
 
+    if missing(NAMESPACES) or missing(LANDLOCK):
+        pytest.skip("this machine refuses it already")
     assert judged() == "passed namespaces"
     assert judged("landlock_create_ruleset") == "passed namespaces"
     assert judged("unshare") == "passed landlock"
