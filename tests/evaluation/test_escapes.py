@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from judge_cases import Case, behind, cases
+from judge_cases import Case, behind, cases, missing
 
 import lopa
 from lopa.evaluation.judge import judge
@@ -119,3 +119,43 @@ def test_nothing_gets_out(walls: None, machine: Machine) -> None:
 )
 def test_without_walls_the_attempts_succeed(walls: None, case: Case, machine: Machine) -> None:
     assert escapes(case, machine)
+
+
+REFUSED = """
+import sys
+from lopa.errors import LopaError
+from lopa.evaluation.judge import judge
+from lopa.evaluation.sandbox import kernel, seccomp
+from lopa.evaluation.sandbox.zygote_client import ZYGOTES, Kit
+kernel.call("prctl", 38, 1, 0, 0, 0)
+numbers = {"unshare": (272, 97)[kernel.machine()[1]], "landlock_create_ruleset": 444}
+rules = [(0x15, 0, 1, numbers[name]) for name in sys.argv[1:]]
+program = [step for rule in rules for step in (rule, (0x06, 0, 0, 0x50001))]
+seccomp.install([(0x20, 0, 0, 0), *program, (0x06, 0, 0, 0x7FFF0000)])
+try:
+    print(judge("def f(): return 1", "assert f() == 1").reason, ZYGOTES.of(Kit()).walls)
+except LopaError as error:
+    print(error)
+"""
+
+
+def test_what_a_container_refuses() -> None:
+    """Landlock takes the place of namespaces; where there is neither, code is not run."""
+
+    def judged(*refused: str) -> str:
+        command = [sys.executable, "-c", REFUSED, *refused]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        return done.stdout.strip() or done.stderr
+
+    if missing(NAMESPACES) or missing(LANDLOCK):
+        pytest.skip("this machine refuses it already")
+    assert judged() == "passed namespaces"
+    assert judged("landlock_create_ruleset") == "passed namespaces"
+    assert judged("unshare") == "passed landlock"
+    said = judged("unshare", "landlock_create_ruleset")
+    assert "generated code is not run" in said
+    assert "user namespaces (" in said
+    assert "Landlock (" in said
+    assert "--unsafe-code" in said
+    assert len(said.splitlines()) == 1

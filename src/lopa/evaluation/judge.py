@@ -7,7 +7,6 @@ nothing.
 
 from __future__ import annotations
 
-import json
 import select
 import socket
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from typing import Any
 
 from lopa.errors import LopaError
 from lopa.evaluation.sandbox import wire
-from lopa.evaluation.sandbox.link import KILLED, TIMEOUT, patience
+from lopa.evaluation.sandbox.link import ENDING, KILLED, TIMEOUT, ask_warden, patience
 from lopa.evaluation.sandbox.tester import ASSERTS, PLUS
 from lopa.evaluation.sandbox.walls import NONE
 from lopa.evaluation.sandbox.zygote import ANSWER, TESTER
@@ -154,11 +153,7 @@ def _verdict(tester: socket.socket, brief: str, seconds: float) -> dict[str, Any
 
 def _ending(warden: socket.socket) -> dict[str, Any]:
     """How the tester ended, by what it was given: it does not end by itself without a verdict."""
-    try:
-        warden.send(b"?")
-        message = wire.receive(warden.fileno())
-    except OSError:
-        message = None
-    if message is None:
+    found = ask_warden(warden.fileno(), ENDING)
+    if found is None:
         raise GoneError
-    return {"passed": False, "reason": json.loads(message)["ended"], "unfit": ""}
+    return {"passed": False, "reason": found["ended"], "unfit": ""}

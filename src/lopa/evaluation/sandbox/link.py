@@ -20,7 +20,9 @@ from typing import Any, NoReturn
 
 from lopa.evaluation.sandbox.wire import Exports, WireError, dumps, loads, receive, send
 
-TIMEOUT, KILLED = "timeout", "killed"  # by its limit, by the system
+# How a process ends: by its limit, by the system, by itself.
+TIMEOUT, KILLED, EARLY = "timeout", "killed", "ended early"
+STATUS, ENDING = b"?", b"!"  # questions to a warden: after the second its process is dead
 _ITEMS = 1_000_000  # of an iterator that the tests pass
 _MUTABLE = (list, dict, set, bytearray, deque)
 
@@ -31,6 +33,16 @@ def patience(seconds: float) -> float:
     Only what sleeps takes longer.
     """
     return max(30.0, 10 * seconds)
+
+
+def ask_warden(control: int, question: bytes) -> dict[str, Any] | None:
+    """CPU seconds of its process, and how it ended; None if the warden is gone."""
+    try:
+        os.write(control, question)
+        message = receive(control)
+    except OSError:
+        return None
+    return None if message is None else json.loads(message)
 
 
 class LostError(BaseException):
@@ -147,7 +159,7 @@ class Link:
             self._lose("no protocol")
         except OSError:  # it has closed its end
             pass
-        return self._lose(self._ended() or "ended early")
+        return self._lose(self._status(ENDING)["ended"])
 
     def _result(self, reply: list[Any]) -> tuple[Any, Any]:
         if reply[0] == "done" and len(reply) == 3:
@@ -197,16 +209,10 @@ class Link:
                 self._lose(TIMEOUT)
             left = max(left, 0.01)
 
-    def _status(self) -> dict[str, Any]:
-        os.write(self._control, b"?")
-        found: dict[str, Any] = json.loads(receive(self._control) or b'{"cpu": 0, "ended": ""}')
-        return found
-
-    def _ended(self) -> str:
-        try:
-            return str(self._status()["ended"])
-        except OSError:
-            return ""
+    def _status(self, question: bytes = STATUS) -> dict[str, Any]:
+        """What the warden says; an answer cannot end its warden."""
+        found = ask_warden(self._control, question)
+        return found or self._lose(KILLED)
 
     def _give_up(self, reason: str) -> NoReturn:
         self.unfit = reason

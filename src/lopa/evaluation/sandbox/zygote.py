@@ -24,12 +24,13 @@ from typing import Any
 
 from lopa.evaluation.sandbox import answer, tester, wire
 from lopa.evaluation.sandbox.kernel import MissingError
-from lopa.evaluation.sandbox.link import KILLED, TIMEOUT
+from lopa.evaluation.sandbox.link import EARLY, ENDING, KILLED, TIMEOUT
 from lopa.evaluation.sandbox.walls import Walls, die_with_parent, hide_memory
 
 ANSWER, TESTER = "answer", "tester"
 _ROLES: dict[str, Callable[..., None]] = {ANSWER: answer.serve, TESTER: tester.serve}
 _REQUEST = 4096  # bytes
+_ENDING_SECONDS = 2.0
 # What answers import, loaded once: with its shared libraries, which are not seen behind the walls.
 _MODULES = """
     abc array ast base64 binascii bisect bz2 calendar cmath codecs collections colorsys contextlib
@@ -135,8 +136,15 @@ def _watch(walls: Walls, request: dict[str, Any], sockets: Sequence[int]) -> Non
             os.kill(child, signal.SIGKILL)
             ended = TIMEOUT
         if control in ready:
-            if not os.read(control, 1):
+            question = os.read(control, 1)
+            if not question:
                 break
+            if question == ENDING and not ended:
+                # Its sockets close a little before it has ended.
+                gone = select.select([handle], [], [], _ENDING_SECONDS)[0]
+                used = time.clock_gettime(clock)
+                ended = (TIMEOUT if used >= limit else _how(child)) if gone else EARLY
+                os.kill(child, signal.SIGKILL)
             wire.send(control, json.dumps({"cpu": used, "ended": ended}))
     os.kill(child, signal.SIGKILL)
 
@@ -144,7 +152,7 @@ def _watch(walls: Walls, request: dict[str, Any], sockets: Sequence[int]) -> Non
 def _how(child: int) -> str:
     found = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     if found is None or found.si_code == os.CLD_EXITED:
-        return "ended early"
+        return EARLY
     return KILLED if found.si_status == signal.SIGKILL else f"signal {found.si_status}"
 
 
