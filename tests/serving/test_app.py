@@ -60,17 +60,21 @@ class Parrot:
         return []
 
     async def refresh(self) -> None: ...
+    async def check_round(self) -> str:
+        return ""
+
     def gauges(self) -> dict[str, float | None]:
         return {"ready": 1.0}
 
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
-    def drain(self) -> None: ...
+    def drain(self, seconds: float) -> None: ...
 
 
 @contextmanager
 def serving(**options: Any) -> Iterator[TestClient]:
     metrics = Metrics()
+    options.setdefault("allowed_host", ("testserver",))
     app = create_app(Parrot(metrics), metrics, ServeConfig(**options), "parrot")
     with TestClient(app) as client:
         yield client
@@ -85,6 +89,7 @@ def test_loopback_and_closed_to_pages_by_default() -> None:
         response = client.get("/v1/models", headers={"Origin": "https://example.org"})
         assert response.headers["access-control-allow-origin"] == "https://example.org"
         other = client.get("/v1/models", headers={"Origin": "https://example.com"})
+        assert other.status_code == 403
         assert "access-control-allow-origin" not in other.headers
 
 
@@ -128,8 +133,11 @@ def test_the_page_needs_no_key() -> None:
     with serving(api_key=("x",)) as client:
         assert "LoPA playground" in client.get("/").text
         assert client.get("/playground/main.js").status_code == 200
-        assert client.get("/v1/models").status_code == 401
-        assert "/" not in client.get("/openapi.json").json()["paths"]
+        for path in ("/v1/models", "/playground/info", "/openapi.json"):
+            assert client.get(path).status_code == 401
+        key = {"Authorization": "Bearer x"}
+        assert client.get("/playground/info", headers=key).status_code == 200
+        assert "/" not in client.get("/openapi.json", headers=key).json()["paths"]
 
 
 def test_an_error_of_ours_is_an_answer_too() -> None:
@@ -137,7 +145,8 @@ def test_an_error_of_ours_is_an_answer_too() -> None:
     backend: Any = Parrot(metrics)
     backend.submit = lambda jobs, sink: 1 / 0
     app = create_app(backend, metrics, ServeConfig(), "parrot")
-    with TestClient(app, raise_server_exceptions=False) as client:
+    local = "http://localhost"
+    with TestClient(app, base_url=local, raise_server_exceptions=False) as client:
         response = client.post("/v1/completions", json={"prompt": "x"})
     assert response.status_code == 500
     assert response.json()["error"]["type"] == "server_error"

@@ -81,14 +81,30 @@ def test_an_engine_that_is_started_again_goes_by_what_the_first_measured(chat_fo
     assert first["round_cost"] == second["round_cost"] != []
 
 
+def finished(seconds: float) -> Finished:
+    """After a second in the queue."""
+    return Finished(
+        finish="eos",
+        tokens=1,
+        rounds=1,
+        tpf=1.0,
+        seconds=seconds,
+        queue_seconds=1.0,
+        engine_seconds=seconds + 1.0,
+    )
+
+
 def test_capacity_and_retry_after(tmp_path: Path) -> None:
     """Two sequences run and one waits; recent ones took 10.5 s on average, two at a time."""
 
     async def run() -> list[ApiError]:
         config = EngineConfig(model=str(tmp_path))
         client = EngineClient(config, NullObserver(), max_queue=1, stall_seconds=60)
-        client.engine = {"max_running": 2}  # as reported by an engine that is ready
-        client._recent_seconds.extend([9.0, 12.0])
+        # As reported by an engine that is ready.
+        client.engine = {"max_running": 2, "max_request_tokens": 9, "max_prompt_characters": None}
+        client._engine_ready = True
+        for seconds in (9.0, 12.0):
+            client._retry_after.record(finished(seconds))
         errors = []
         for count in (3, 1, 4):
             try:
