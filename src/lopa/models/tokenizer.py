@@ -30,6 +30,7 @@ from lopa.models.tokenizer_files import (
     byte_level_spec,
     read_tokenizer_files,
 )
+from lopa.models.tokenizer_limits import check_growth, parts
 
 if TYPE_CHECKING:
     from lopa.models.chat import ChatTemplate
@@ -86,6 +87,7 @@ class Tokenizer:
         added: list[dict[str, Any]] = sorted(spec["added_tokens"], key=lambda token: token["id"])
         model = spec["model"]
         self._source = source
+        check_growth(spec, source)
         self._full = _build(spec, added, source)
         with _library(CheckpointError, source):
             self._plain = _without_added(self._full, added)
@@ -410,8 +412,8 @@ def _is_byte_level(decoder: Any) -> bool:
 
 def _max_characters_per_token(spec: Mapping[str, Any]) -> int | None:
     """Known for byte-level BPE where nothing drops text: a token is at most its longest name."""
-    model, normalizers = spec["model"], _parts(spec.get("normalizer"), "normalizers")
-    splits = _parts(spec.get("pre_tokenizer"), "pretokenizers")
+    model, normalizers = spec["model"], parts(spec.get("normalizer"), "normalizers")
+    splits = parts(spec.get("pre_tokenizer"), "pretokenizers")
     kinds = {part.get("type") for part in splits}
     added = spec["added_tokens"]
     if (
@@ -433,12 +435,3 @@ def _max_characters_per_token(spec: Mapping[str, Any]) -> int | None:
     names = [*model["vocab"], *(token["content"] for token in added)]
     shrinking = [_NORMALIZERS[part["type"]] for part in normalizers]
     return max(map(len, names)) * math.prod(shrinking)
-
-
-def _parts(part: Any, name: str) -> list[dict[str, Any]]:
-    """The parts of a normalizer or pre-tokenizer, which may be a sequence."""
-    if part is None:
-        return []
-    if not isinstance(part, dict) or part.get("type") != "Sequence":
-        return [part if isinstance(part, dict) else {}]
-    return [one for inner in part.get(name) or [] for one in _parts(inner, name)]

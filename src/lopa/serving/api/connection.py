@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -109,6 +110,9 @@ class Connection(H11Protocol):
             self._request_timer = None
 
     def _expire(self) -> None:
+        if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+            self.abort()  # nothing has come, as from a browser that opens connections in advance
+            return
         message = f"the request took longer than {self._limits.request_seconds:g} seconds to arrive"
         self._respond(ApiError(408, f"{message}: send it faster"))
 
@@ -128,7 +132,10 @@ class Connection(H11Protocol):
                 "Connection": "close",
                 **error.headers,
             }
-            response = h11.Response(status_code=error.status, headers=list(headers.items()))
+            reason = HTTPStatus(error.status).phrase
+            response = h11.Response(
+                status_code=error.status, headers=list(headers.items()), reason=reason
+            )
             for event in (response, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         if self.cycle is not None and not self.cycle.response_complete:

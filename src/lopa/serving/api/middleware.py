@@ -17,7 +17,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from fastapi import HTTPException
 from starlette.datastructures import Headers, MutableHeaders
@@ -33,6 +32,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _POLLED = ("/health", "/metrics", "/slots")  # logged at debug level only
 # Paths without a key: health, and the files of the page, which asks for the key itself.
 _PUBLIC = re.compile(r"/health(/.*)?|/|/playground/(?!info$)[^/]*|/favicon\.ico")
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _LOCAL_NAME = re.compile(r"(.*\.)?localhost")
 
 
@@ -184,14 +184,13 @@ class AllowedHosts:
     def _is_ours(self, host: str) -> bool:
         if self._any:
             return True
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
+        found = _HOST.fullmatch(host)
+        if found is None:
             return False
         with contextlib.suppress(ValueError):
-            ipaddress.ip_address(name)
+            ipaddress.ip_address(found["name"].strip("[]"))
             return True
-        name = name.rstrip(".")
+        name = found["name"].lower().rstrip(".")
         return name in self._names or _LOCAL_NAME.fullmatch(name) is not None
 
 

@@ -7,8 +7,10 @@ On SIGTERM or SIGINT there are no new connections, and running requests may fini
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
+import resource
 import socket
 import ssl
 from collections.abc import Callable
@@ -89,6 +91,7 @@ async def _serve(
         log.warning("no API key: everybody who reaches this address can use it; set LOPA_API_KEY")
     start_failed = asyncio.create_task(client.start_failed.wait())
     start_failed.add_done_callback(lambda _: server.stop())
+    _allow_open_files()
     gc.freeze()  # objects so far are permanent: scanning them takes 10 ms per collection
     await server.serve(sockets=[listening_socket])
     start_failed.cancel()
@@ -105,7 +108,34 @@ class _Server(uvicorn.Server):
         super().__init__(server_config)
         self._client = client
         self._drain_seconds = config.drain_seconds
+        self._handshake_seconds = config.request_seconds
         self._loop = asyncio.get_running_loop()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's, which has no limit on the time of a TLS handshake."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            raise LopaError("the server does not start: its log says why")
+        connection: Any = self.config.http_protocol_class
+        protocol = partial(
+            connection,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        context = self.config.ssl
+        seconds = None if context is None else self._handshake_seconds
+        self.servers = [
+            await self._loop.create_server(
+                protocol,
+                sock=sock,
+                ssl=context,
+                backlog=self.config.backlog,
+                ssl_handshake_timeout=seconds,
+            )
+            for sock in sockets or ()
+        ]
+        self.started = True
 
     def stop(self) -> None:
         self.should_exit = True
@@ -124,6 +154,13 @@ class _Server(uvicorn.Server):
         log.info("stopping", extra={"running": len(self._client.requests())})
         self._client.drain(self._drain_seconds)
         self._loop.call_later(self._drain_seconds, self._client.fail_all, _SHUTDOWN)
+
+
+def _allow_open_files() -> None:
+    """As many as the system lets this user have: a connection is an open file."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _load_certificates(config: uvicorn.Config) -> None:
