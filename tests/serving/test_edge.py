@@ -215,6 +215,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return both
 
 
+@pytest.mark.soak
 def test_tls_and_a_key_file(chat_folder: Path, certificate: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# ours\nsecret-1\nsecret-2\n")
@@ -272,6 +273,7 @@ def run_lopa(command: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.soak
 def test_a_stopped_engine_does_not_outlive_its_parent(chat_folder: Path) -> None:
     server = Server("--model", str(chat_folder))
     engine = server.engine_pid

@@ -78,6 +78,8 @@ class EngineClient:
         self._phase = "loading"  # then ready, restarting, failed, draining, stopped
         self._silent_seconds = 0.0  # since the engine's last sign of life
         self._engine_ready = False
+        self._losses = 0  # engines in a row, since the last that was ready
+        self._lost_at = time.monotonic()  # the last that was ready
         self._draining = False
         self._retry_after = RetryAfter()
         self._round: asyncio.Future[str] | None = None  # asked for; its error, or an empty text
@@ -218,29 +220,23 @@ class EngineClient:
             self._finish(request, failed)
 
     async def _supervise(self) -> None:
-        losses, lost_at = 0, time.monotonic()
         while True:
             self._retry_after.starting()
             error = await self._run_once()
-            if self._engine_ready:
-                losses, lost_at = 0, time.monotonic()
-            self._engine_ready = False
             if error is not None and not self.engine:
                 self.start_error, self._phase = error, "failed"
                 self.start_failed.set()
                 return
-            losses += 1
+            self._losses += 1
             self.restarts += 1
-            failed = losses >= _MAX_LOSSES and time.monotonic() - lost_at > self.stall_seconds
-            if not self._draining:
-                self._phase = "failed" if failed else "restarting"
-            log.error(
-                "engine lost",
-                extra={"reason": error[0] if error else "the process died", "starts": losses},
-            )
+            lost_seconds = time.monotonic() - self._lost_at
+            if self._losses >= _MAX_LOSSES and lost_seconds > self.stall_seconds:
+                self._change_phase("failed")
+            reason = error[0] if error else "the process died"
+            log.error("engine lost", extra={"reason": reason, "starts": self._losses})
             self._requeue()
-            if losses > 1:  # it died before it was ready
-                delay = min(0.5 * 2**losses, _MAX_RESTART_DELAY_SECONDS)
+            if self._losses > 1:  # it died before it was ready
+                delay = min(0.5 * 2**self._losses, _MAX_RESTART_DELAY_SECONDS)
                 self._retry_after.starting(delay)
                 if self._phase == "failed":
                     self.fail_all(self._unavailable())
@@ -281,11 +277,18 @@ class EngineClient:
             return None
         finally:
             self._writer = None
+            if self._engine_ready:
+                self._engine_ready, self._losses, self._lost_at = False, 0, time.monotonic()
+                self._change_phase("restarting")
             watch.cancel()
             if self._round is not None and not self._round.done():
                 self._round.set_result("the engine process died")
             writer.close()  # tells the process to exit
             await asyncio.to_thread(_wait_or_kill, process)
+
+    def _change_phase(self, phase: str) -> None:
+        if not self._draining:
+            self._phase = phase
 
     def _engine_config(self) -> dict[str, Any]:
         """The config as a message. An engine that is restarted gets the round cost that the first
@@ -301,8 +304,7 @@ class EngineClient:
         self._engine_ready = True
         self._silent_seconds = 0.0
         self._retry_after.started()
-        if not self._draining:
-            self._phase = "ready"
+        self._change_phase("ready")
         log.info("engine ready", extra={"pid": self.pid, "device": engine.get("device")})
         self._submit_waiting()
 
@@ -371,9 +373,9 @@ class EngineClient:
                 most = max(most, _FIRST_BEAT_SECONDS)
             if self._silent_seconds > most and self.pid is not None:
                 log.error("engine stuck", extra={"pid": self.pid, "seconds": most})
-                self._silent_seconds = 0.0
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGKILL)
+                return  # the end of its connection tells `_run_once`
 
 
 def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
