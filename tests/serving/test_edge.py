@@ -156,6 +156,35 @@ def test_a_response_reaches_a_client_that_is_still_sending(edge: Server) -> None
     assert (status(answer), answers(answer)) == (404, 1)
 
 
+def test_chunks_that_are_too_small(edge: Server) -> None:
+    """A million of them would take the server tens of seconds."""
+    head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+    answer = exchange(edge, head, b"1\r\nx\r\n" * 3000)
+    assert (status(answer), answers(answer)) == (400, 1)
+    assert b"too small" in answer
+    small = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"
+    answer = exchange(edge, head.replace(b"Transfer", b"Connection: close\r\nTransfer"), small)
+    assert status(answer) == 200
+
+
+def test_a_client_that_does_not_read_is_disconnected(edge: Server) -> None:
+    ask = b"GET /playground/style.css HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with connect(edge) as end:
+        end.setblocking(False)
+
+        def gone() -> bool:
+            try:
+                end.send(ask * 100)
+            except BlockingIOError:  # it has stopped to read, too
+                return False
+            except ConnectionError:
+                return True
+            return False
+
+        until(gone, 60)
+    assert works(edge)
+
+
 def test_a_refused_body_is_not_waited_for(edge: Server) -> None:
     answer = exchange(edge, POST + b"Content-Length: 20000000\r\n\r\nx")
     assert (status(answer), answers(answer)) == (413, 1)

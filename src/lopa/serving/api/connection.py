@@ -20,6 +20,11 @@ from lopa.serving.api.errors import ApiError
 
 _RETRY_SECONDS = 1
 _LINGER_SECONDS = 1.0  # for an error to be read
+_MAX_HEAD_BYTES = 16_384  # of the headers of a request, as in h11
+_SLICE_BYTES = 16_384  # of what was received, between two looks at what it costs
+# The parts of a body have so many bytes on average, beyond the first ones.
+_PART_BYTES = 64
+_FREE_PARTS = 1024
 
 
 @dataclass(slots=True)
@@ -39,9 +44,28 @@ class ConnectionLimits:
         return len(self.open) < self.max_connections
 
 
+class _CountingConnection(h11.Connection):
+    """Counts the parts of a request's body. Each costs time, and a chunk may be of one byte."""
+
+    body_parts = 0
+    body_bytes = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.body_parts = self.body_bytes = 0
+        elif isinstance(event, h11.Data):
+            self.body_parts += 1
+            self.body_bytes += len(event.data)
+        return event
+
+
 class Connection(H11Protocol):
     def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.conn: _CountingConnection = _CountingConnection(
+            h11.SERVER, self.config.h11_max_incomplete_event_size or _MAX_HEAD_BYTES
+        )
         self._limits = limits
         self._request_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -62,9 +86,16 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if not (self._refused or self.transport.is_closing()):
-            super().data_received(data)
-            self._update()
+        for begin in range(0, len(data), _SLICE_BYTES):
+            if self._refused or self.transport.is_closing():
+                return
+            super().data_received(data[begin : begin + _SLICE_BYTES])
+            if self.conn.body_parts > _FREE_PARTS + self.conn.body_bytes / _PART_BYTES:
+                self._respond(ApiError(400, "the body is sent in parts that are too small"))
+        self._update()
+
+    def send_400_response(self, msg: str) -> None:
+        self._respond(ApiError(400, f"{msg} Send HTTP/1.1"))
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
