@@ -200,6 +200,7 @@ def test_prompts_that_cannot_be_read(chat_folder: Path) -> None:
     ):
         assert isinstance(request.end, Failed)
         assert (request.end.kind, request.end.param) == ("invalid", "prompt")
+        assert not request.submitted
         assert words in request.end.message
     assert [type(request.end) for request in later] == [Finished] * 2
     assert client.restarts == 0

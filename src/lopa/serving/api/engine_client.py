@@ -115,10 +115,11 @@ class EngineClient:
         in_progress = len(self._requests)
         check_capacity(len(jobs), in_progress, self.capacity, self._seconds_until_ended)
         requests = [RequestState(job, i, sink, self._observer) for i, job in enumerate(jobs)]
-        self._requests.update((request.job.id, request) for request in requests)
         for request in requests:
             if (message := self._too_long(request.job.prompt)) is not None:
-                self._finish(request, Failed(kind="invalid", message=message, param="prompt"))
+                request.handle(Failed(kind="invalid", message=message, param="prompt"))
+            else:
+                self._requests[request.job.id] = request
         self._submit_waiting()
         return requests
 

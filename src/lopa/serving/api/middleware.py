@@ -30,8 +30,8 @@ log = logging.getLogger("lopa.serving")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _POLLED = ("/health", "/metrics", "/slots")  # logged at debug level only
-# Paths without a key: health, and the files of the page, which asks for the key itself.
-_PUBLIC = re.compile(r"/health(/.*)?|/|/playground/(?!info$)[^/]*|/favicon\.ico")
+# Paths without a key: health, and the page with what it shows of the model; it asks for the key.
+_PUBLIC = re.compile(r"/health(/.*)?|/|/playground/[^/]*|/favicon\.ico")
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _LOCAL_NAME = re.compile(r"(.*\.)?localhost")
 
