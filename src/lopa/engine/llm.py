@@ -238,9 +238,12 @@ class BaseLLM(ABC):
                 "the prompt or ask for fewer new tokens"
             )
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt: text, chat messages, or ids as they are."""
-        return prompts.encode(prompt, self.tokenizer, self.config)
+    def encode(self, prompt: Prompt, at_most: int | None = None) -> list[int]:
+        """The token ids of a prompt: text, chat messages, or ids as they are.
+
+        PromptError for more than `at_most` of them.
+        """
+        return prompts.encode(prompt, self.tokenizer, self.config, at_most)
 
     def _configs(
         self, config: Configs, count: int, settings: dict[str, Any]

@@ -11,6 +11,7 @@ const ROUND = [
   ...["fills", "spawned", "blocks", "seconds"],
 ];
 const MAX_POSITION = 200_000; // in a file that is opened here; longer than any context
+const MAX_SHOWN = 32_768; // new positions: each is an element of the page
 const MAX_BRANCHES = 1_000; // of a round
 export const MAX_BYTES = 2 ** 28; // of a file
 
@@ -110,6 +111,12 @@ export class Run {
     const start = Math.max(whole(block.start, `start of a block of round ${index}`), this.prompt);
     const end = whole(block.end, `end of a block of round ${index}`);
     if (end <= this.prompt) return; // the prompt itself, on its way to the cache
+    if (end - this.prompt > MAX_SHOWN) {
+      throw new TraceError(
+        `a block of round ${index} ends ${end - this.prompt} positions after the prompt: ` +
+          `more than ${MAX_SHOWN} are not shown here`,
+      );
+    }
     const last = this.blocks.at(-1);
     if (last && start < last.end) return; // known
     this.blocks.push({ start, end, round: index });
