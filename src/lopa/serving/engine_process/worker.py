@@ -147,7 +147,7 @@ class Worker:
             given["seed"] = given.get("seed", self._usual.seed) + job.seed_offset
         config = llm.decode_config(self.config.preset, **given)
         # More rounds than tokens fill nothing in most of them, and may be any number.
-        most = config.block_size if config.decoder == "sdar" else config.max_new_tokens
+        most = config.block_size if config.window == "pipeline" else config.max_new_tokens
         if config.steps is not None and config.steps > most:
             raise ConfigError(f"steps must be at most {most} here: one token per round")
         session = llm.session_from_ids(ids, config)
