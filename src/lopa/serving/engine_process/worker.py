@@ -280,7 +280,7 @@ def _load(config: EngineConfig, report: Callable[[str], None]) -> BaseLLM:
     from lopa.distributed.fork_server import ForkServer
 
     # It imports torch while this process does.
-    fork_server = ForkServer(tensor_parallel=config.tensor_parallel > 1)
+    fork_server = ForkServer()
     try:
         from lopa.distributed.parallel_llm import ParallelLLM
 
