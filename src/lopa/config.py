@@ -252,6 +252,8 @@ class DecodeConfig:
         elif name not in own and given != unused.get(name):
             users = [d for d in get_args(DecoderName) if name in options_of(d)]
             hint = f"; it belongs to {', '.join(users)}" if users else ""
+            if self.decoder in users:
+                hint = " with edit_threshold" if self.edits else " without edit_threshold"
             raise ConfigError(
                 f"{name} is not used by the {self.decoder} decoder"
                 + (self._lopa_hint(name, own) if self.decoder == "lopa" else hint)

@@ -117,6 +117,7 @@ def llada2(raw: dict[str, Any], t: dict[str, Array], ids: list[int], sees: Any) 
         p = f"model.layers.{i}."
         h = norm(x, t[p + "input_layernorm.weight"], eps)
         merged = h @ t[p + "attention.query_key_value.weight"].T
+        merged = merged + t.get(p + "attention.query_key_value.bias", 0.0)
         q, k, v = np.split(merged, [heads * dim, (heads + kv) * dim], axis=1)
         q = norm(split(q, heads), t[p + "attention.query_layernorm.weight"], eps)
         k = norm(split(k, kv), t[p + "attention.key_layernorm.weight"], eps)
@@ -127,7 +128,8 @@ def llada2(raw: dict[str, Any], t: dict[str, Array], ids: list[int], sees: Any) 
             x = x + swiglu(h, t, p + "mlp.")
         else:
             x = x + sigmoid_experts(raw, t, p + "mlp.", h)
-    return norm(x, t["model.norm.weight"], eps) @ t["lm_head.weight"].T
+    head = t.get("lm_head.weight", t["model.word_embeddings.weight"])
+    return norm(x, t["model.norm.weight"], eps) @ head.T
 
 
 def qwen(raw: dict[str, Any], t: dict[str, Array], ids: list[int], sees: Any) -> Array:

@@ -21,7 +21,7 @@ from lopa.models.transformer import Transformer
 
 CPU = torch.device("cpu")
 # Buffers of one row and of all, and parts of rows read by themselves or with their rows.
-READERS = [(2**20, 2**20), (64, 2**20), (2**20, 1), (1, 1)]
+READERS = [(2**20, 2**20), (64, 2**20), (2**20, 1)]
 
 
 def load(folder: Path, part: Part, dtype: torch.dtype = torch.float32) -> Transformer:

@@ -70,7 +70,8 @@ _READ = frozenset(
         *("num_experts_per_tok", "moe_intermediate_size", "num_shared_experts", "n_group"),
         *("topk_group", "first_k_dense_replace", "moe_router_enable_expert_bias"),
         *("norm_topk_prob", "routed_scaling_factor"),
-        # of training, or of sliding windows, which are refused
+        # of training, of sliding windows, which are refused, or what the tensors show
+        "moe_shared_expert_intermediate_size",
         *("attention_dropout", "embedding_dropout", "output_dropout", "max_window_layers"),
         *("sliding_window",),
     }
