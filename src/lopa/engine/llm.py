@@ -48,7 +48,7 @@ class BaseLLM(ABC):
         self.config = checkpoint.model_config(model)
         self.dtype = choose_dtype(options.dtype, self.config.dtype)
         kind = options.quantize
-        self.quantize = None if kind is None else check_quantize(kind, device)
+        self.quantize = None if kind is None else check_quantize(kind, self.config, device)
         self._round_cost = options.given_cost()
         self._lock = EngineLock()
 

@@ -41,6 +41,21 @@ _CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+# Ling's, which LLaDA2 keeps: the system's turn is always there, and ends with the thinking mode.
+_ROLES = (
+    "{{ '<role>SYSTEM</role>' }}"
+    "{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] + '\\n' }}{% endif %}"
+    "{{ 'detailed thinking off<|role_end|>' }}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}{% set name = 'HUMAN' %}"
+    "{% elif message['role'] == 'assistant' %}{% set name = 'ASSISTANT' %}"
+    "{% else %}{% set name = 'SYSTEM' %}{% endif %}"
+    "{% if not (loop.first and name == 'SYSTEM') %}"
+    "{{ '<role>' + name + '</role>' + message['content'] + '<|role_end|>' }}"
+    "{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<role>ASSISTANT</role>' }}{% endif %}"
+)
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how byte-fallback vocabularies spell a byte
 _LONG = 10_000  # characters, from which on encoding lets other threads run
 # Normalizer → characters that can become one. No character decomposes into more than four.
@@ -114,6 +129,8 @@ class Tokenizer:
         strings = set(self._names.values())
         if chat_template is None and {"<|im_start|>", "<|im_end|>"} <= strings:
             chat_template = _CHATML
+        elif chat_template is None and "<|role_end|>" in strings:
+            chat_template = _ROLES
         self.chat_template: str | None = chat_template
         self._named = dict(named or {})
         self._chat: ChatTemplate | None = None

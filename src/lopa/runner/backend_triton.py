@@ -24,6 +24,7 @@ from lopa.kernels.triton import pointwise
 from lopa.kernels.triton.attention import attend
 from lopa.kernels.triton.confidence import confidence
 from lopa.kernels.triton.kv_write import PendingKVWrites, Staged, gather, write_kv
+from lopa.models.feed_forward import FeedForward
 from lopa.models.transformer import Layer, RMSNorm, Transformer, rope
 from lopa.runner import graph_inputs
 from lopa.runner.backend_torch import Found, PendingStats, TorchBackend
@@ -291,6 +292,7 @@ class TritonBackend(TorchBackend):
         h = _norm(x, None, *norms[0])
         for index, layer in enumerate(layers):
             attention, feed_forward = layer.attention, layer.feed_forward
+            assert isinstance(feed_forward, FeedForward)  # as `choose_backend` has it
             qkv = linear(attention.qkv, h)
             keys, values = stage(index)
             weights = None

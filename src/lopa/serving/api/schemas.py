@@ -98,6 +98,9 @@ class Decoding(_Strict):
     threshold: float | None = None
     factor: float | None = None
     steps: int | None = None
+    quota: int | None = None
+    edit_threshold: float | None = None
+    edit_rounds: int | None = None
     order: OrderName | None = None
     branches: int | AutoName | None = None
     objective: ObjectiveName | None = None

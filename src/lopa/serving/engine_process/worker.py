@@ -178,7 +178,7 @@ class Worker:
             given["seed"] = given.get("seed", self._usual.seed) + job.seed_offset
         config = llm.decode_config(self.config.preset, **given)
         # More rounds than tokens fill nothing in most of them, and may be any number.
-        most = config.block_size if config.decoder == "sdar" else config.max_new_tokens
+        most = config.block_size if config.window == "pipeline" else config.max_new_tokens
         if config.steps is not None and config.steps > most:
             raise ConfigError(f"steps must be at most {most} here: one token per round")
         session = llm.session_from_ids(ids, config)
@@ -345,7 +345,7 @@ def _load(config: EngineConfig, report: Callable[[str], None]) -> BaseLLM:
     from lopa.distributed.fork_server import ForkServer
 
     # It imports torch while this process does.
-    fork_server = ForkServer(tensor_parallel=config.tensor_parallel > 1)
+    fork_server = ForkServer()
     try:
         from lopa.distributed.parallel_llm import ParallelLLM
 
