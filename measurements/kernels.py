@@ -377,9 +377,9 @@ def _check_rounds(device: Any, attention: Any) -> dict[str, float]:
     while engine.busy:
         engine.step()
     ahead = [llm.generate(prompt, config).token_ids for prompt in prompts]
-    host_bound = RoundCost(((1, 1e-6), (9999, 2e-6)), per_session=1.0)
+    even = RoundCost(((1, 1e-4), (10_000, 1.0)), per_session=1e-5)
     all_at_once, _ = _run_all(Scheduler(llm.runner), llm, prompts, config)
-    in_halves, in_flight = _run_all(Scheduler(llm.runner, cost=host_bound), llm, prompts, config)
+    in_halves, in_flight = _run_all(Scheduler(llm.runner, cost=even), llm, prompts, config)
     warm = LLM(
         "dummy:dream-tiny", device=str(device), dtype="float32", cache_tokens=8192, warmup=256
     )

@@ -133,9 +133,9 @@ def test_two_halves_in_turn(attention: str) -> None:
         attention=attention,
         early_stop=False,
     )  # type: ignore[arg-type]
-    host_bound = RoundCost(((1, 1e-6), (9999, 2e-6)), per_session=1.0)
+    even = RoundCost(((1, 1e-4), (10_000, 1.0)), per_session=1e-5)
     prompts = [[5, 6, 7], [9] * 13, [5, 6, 7], [8, 3] * 4, [4]]
-    backend = compare(load("dream_0"), prompts, config, TwoLanes, host_bound)
+    backend = compare(load("dream_0"), prompts, config, TwoLanes, even)
     assert isinstance(backend, TwoLanes)
     assert set(backend.launched) == {0, 1}
     assert backend.launched[:4] == [0, 1, 0, 1]

@@ -55,10 +55,13 @@ class RoundCost:
 
     def halves_pay(self, tokens: int, sessions: int) -> bool:
         """Whether two rounds of half the sessions take less time than one of all, if the host has
-        one half while the device has the other."""
-        host = self.per_session
-        whole, half = self(tokens) - host, self(-(-tokens // 2)) - host  # on the device
-        return max(2 * half, half + sessions / 2 * host) < whole + sessions * host
+        one half while the device has the other.
+
+        Where the host takes longer than the device it never waits for it, and nothing is saved.
+        """
+        host = sessions * self.per_session
+        whole, half = (self(n) - self.per_session for n in (tokens, -(-tokens // 2)))  # device
+        return host < whole and max(2 * half, half + host / 2) < whole + host
 
     @cached_property
     def _line(self) -> _Line:

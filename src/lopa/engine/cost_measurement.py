@@ -84,7 +84,12 @@ def _cost(timed: list[_Timed], padding: tuple[tuple[int, int], ...]) -> RoundCos
     largest, per_session = max(points), 0.0
     for one in (one for one in timed if one.sessions > 1):
         if not per_session:
-            per_session = statistics.median(one.host_seconds) / one.sessions
+            host = statistics.median(one.host_seconds) / one.sessions
+            # Records and text are left to when the device works; with many they take longer.
+            more = statistics.median(one.seconds) - RoundCost(tuple(sorted(points.items())))(
+                one.tokens
+            )
+            per_session = max(host, more / (one.sessions - 1))
         if one.tokens > largest:
             rest = statistics.median(one.seconds) - (one.sessions - 1) * per_session
             points[one.tokens] = max(rest, points[largest])

@@ -42,7 +42,7 @@ class _Slot:
     chain: list[Entry] = field(default_factory=list)  # `pages` grain: the entries it stands on
     known: list[int] = field(default_factory=list)  # `pages` grain: committed tokens
     plan: Plan | None = None  # forwarded and not yet committed
-    lane: int = 0  # where it was forwarded
+    lane: int | None = None  # where it was forwarded last
     begins: IntArray | None = None  # [R] of that plan: first token of each row; None: written
     prefill: Iterator[Found | None] | None = None  # a long prompt under way
     carry_position: int = -1
@@ -172,6 +172,7 @@ class PagedRunner:
     def launch(self, plans: Plans, lane: int = 0) -> InFlight:
         for slot, plan in plans:
             self._check_carry(self._slots[slot], plan)
+        self._enter(plans, lane)
         self._latest[lane] = None  # in case this one is interrupted
         if not self.is_async or any(self.cost(plan) != plan.rows.size for _, plan in plans):
             return InFlight(partial(self.forward, plans, lane))
@@ -191,6 +192,7 @@ class PagedRunner:
 
     @torch.inference_mode()
     def forward(self, plans: Plans, lane: int = 0) -> list[Stats | None]:
+        self._enter(plans, lane)
         self._latest[lane] = None
         found: dict[int, Found | None] = {}
         short = []
@@ -221,6 +223,12 @@ class PagedRunner:
                     state.prefill, state.begins = None, None
         return [_stats(found.get(slot)) for slot, _ in plans]
 
+    def _enter(self, plans: Plans, lane: int) -> None:
+        """Write what is pending in the lanes that these slots come from: a forward writes its own
+        lane's alone."""
+        if any(self._slots[slot].lane not in (None, lane) for slot, _ in plans):
+            self.backend.flush()
+
     def _of_slots(self, plans: Plans) -> tuple[list[IntArray], list[DecodeConfig]]:
         """What a backend needs to know of the slots of a batch."""
         states = [self._slots[slot] for slot, _ in plans]
@@ -247,7 +255,7 @@ class PagedRunner:
 
     def commit(self, winners: Sequence[tuple[int, int]]) -> None:
         source, slots, carries = [], [], []
-        lane = self._slots[winners[0][0]].lane if winners else 0  # of all of them
+        lane = (self._slots[winners[0][0]].lane if winners else None) or 0  # of all of them
         for number, winner in winners:
             slot = self._slots[number]
             plan = slot.plan
