@@ -43,12 +43,17 @@ ENOUGH = 2.0  # seconds: with the least turns done, no more are begun
 SECONDS = 0.1  # a round that takes longer is the last one measured; there are three at least
 
 
-def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeConfig]) -> RoundCost:
-    """settings: makes a configuration that suits the model."""
+def measure(
+    runner: Runner,
+    model: ModelConfig,
+    settings: Callable[..., DecodeConfig],  # makes a configuration that suits the model
+    agree: Callable[[float], float] = float,
+) -> RoundCost:
+    """agree: makes one number of what the clocks of several ranks say, the same on each of them."""
     timed: list[_Timed] = []
     try:
         for size in ROUND_SIZES:
-            if len(timed) >= 3 and min(timed[-1].seconds) > SECONDS:
+            if len(timed) >= 3 and agree(min(timed[-1].seconds)) > SECONDS:
                 break
             one = _Timed(runner, model, settings, *size)
             try:
@@ -65,7 +70,7 @@ def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeCo
             one.seconds.clear()  # those were to get ready
         began = time.perf_counter()
         for turn in range(MOST_TURNS):
-            if turn >= LEAST_TURNS and time.perf_counter() - began > ENOUGH:
+            if turn >= LEAST_TURNS and agree(time.perf_counter() - began) > ENOUGH:
                 break
             for one in timed:
                 one.turn()
@@ -74,15 +79,18 @@ def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeCo
             one.engine.close()
     if not timed:
         return EVERY_ROUND_THE_SAME
-    return _cost(timed, runner.padding)
-
-
-def _cost(timed: list[_Timed], padding: tuple[tuple[int, int], ...]) -> RoundCost:
     # The median: the fastest of each may be of different moments of a machine whose speed varies.
-    alone = {one.tokens: statistics.median(one.seconds) for one in timed if one.sessions == 1}
+    medians = [agree(statistics.median(one.seconds)) for one in timed]
+    return _cost(timed, medians, runner.padding)
+
+
+def _cost(
+    timed: list[_Timed], medians: list[float], padding: tuple[tuple[int, int], ...]
+) -> RoundCost:
+    each = list(zip(timed, medians, strict=True))
+    alone = {one.tokens: seconds for one, seconds in each if one.sessions == 1}
     points, per_session = dict(alone), 0.0
-    for one in (one for one in timed if one.sessions > 1):
-        seconds = statistics.median(one.seconds)
+    for one, seconds in ((one, seconds) for one, seconds in each if one.sessions > 1):
         if one.tokens <= max(alone):  # what more sessions cost; behind that, what tokens cost
             of_one = RoundCost(tuple(sorted(alone.items())))(one.tokens)
             per_session = max(0.0, (seconds - of_one) / (one.sessions - 1))
