@@ -27,6 +27,7 @@ KEYS = [
     "rounds",
     "tpf",
     "tpf_paper",
+    "mean_branches",
     "tokens",
     "seconds",
     "tokens_per_second",

@@ -57,6 +57,8 @@ class Decoder:
         self.budget = BranchBudget(config.accept) if config.branches == "auto" else None
         self._offer: Offer | None = None
         self.pace = Pace()  # of its rounds, as if it were alone; for branches auto
+        # Of its first rounds, where they are known: an answer that is decoded again.
+        self.known_branches: Sequence[int] = ()
         self.brought = 0  # tokens, by the last round that was recorded
         self.has_eos = False
         self.round = 0
@@ -229,6 +231,8 @@ class Decoder:
             step=fills.step,
             prompt=self.prompt,
         )
+        if self._offer is not None and self.round < len(self.known_branches):
+            self.take(self.known_branches[self.round])
         return winner
 
     def record(self) -> Round:

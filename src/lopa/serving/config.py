@@ -9,6 +9,8 @@ from typing import Any
 from lopa.errors import ConfigError
 
 LOG_FORMATS = ("plain", "json")
+# Of requests whose decoder looks ahead, unless they, the server's options or a preset say how many.
+BRANCHES = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,8 @@ class Job:
     stream: bool = False  # its events are sent to the client at once
     denoise: bool = False  # events carry trace lines
     logprobs: bool = False
+    # Of the rounds that an engine which was lost has reported: they are run again as they were.
+    known_branches: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +73,7 @@ class Finished:
     tokens: int
     rounds: int
     tpf: float
+    branches: float  # of a round, on average
     seconds: float  # in its rounds
     queue_seconds: float  # before the first of them
     engine_seconds: float  # from the arrival of the job to its end

@@ -74,6 +74,7 @@ class RunningJob:
                 tokens=output.tokens,
                 rounds=output.rounds,
                 tpf=output.tpf,
+                branches=output.mean_branches,
                 seconds=output.seconds,
                 queue_seconds=self._queue_seconds,
                 engine_seconds=time.perf_counter() - self.arrived,
