@@ -98,6 +98,8 @@ def race(
     cost = llm.round_cost if llm.measures_cost and llm.knows_round_cost else None
     if line := verdict(outputs, cost, is_built_in=llm.name == "tiny"):
         console.print(f"\n{line}")
+    if cost_seconds:
+        console.print(f"What rounds cost was measured in {cost_seconds:.1f} s, once: it is kept.")
 
 
 def configurations(

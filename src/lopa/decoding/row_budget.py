@@ -33,6 +33,10 @@ class Offer(NamedTuple):
     gains: FloatArray  # [steps] tokens that each step brings; fewer per branch from step to step
     least: int = 0  # branches that it has in any case
 
+    def gain_of(self, branches: int) -> float:
+        """Tokens that so many branches are expected to bring over none."""
+        return float(self.gains[self.branches.cumsum() <= branches].sum())
+
 
 class Rest(NamedTuple):
     """The sessions of a round whose branches are no choice, all together."""

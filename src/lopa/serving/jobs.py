@@ -61,6 +61,7 @@ class Advance:
     seconds: float
     winner_rank: int  # of the winning branch: 1 is the first lookahead, 0 the anchor
     branches: int  # rows that competed, the anchor included
+    expected_gain: float = 0.0  # tokens that auto expected its branches to add
     tokens: list[Token] = field(default_factory=list)  # logprobs: the tokens of `text`
     trace_line: str | None = None  # denoise: the `round` line, as JSON
 
