@@ -42,6 +42,10 @@ class Replica:
         if self._client.state == "failed":
             raise RuntimeError("the engine does not start")
 
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """For `replica_router`; Ray Serve asks for it."""
+        return {"round_cost": self._client.engine.get("round_cost")}
+
     async def gauges(self) -> tuple[str, dict[str, float | None]]:
         """Its name and its gauges."""
         return self.name, self._client.gauges()
