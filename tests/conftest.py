@@ -1,16 +1,19 @@
-"""Keeps every test on one thread.
+"""Keeps every test on one thread, and what it measures off the user's disk.
 
 The tests in a browser are left out unless they are asked for: they need Chromium.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+# What rounds cost is kept nowhere: a test that wants it kept says where.
+os.environ["LOPA_CACHE_DIR"] = os.devnull
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

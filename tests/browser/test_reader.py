@@ -157,6 +157,19 @@ def test_several_lookaheads_and_a_refusal(open_page: OpenPage, tmp_path: Path) -
     expect(page.get_by_role("tooltip")).to_contain_text("2 of 3")
 
 
+def test_the_grid_marks_the_drafts_that_are_tried(open_page: OpenPage, tmp_path: Path) -> None:
+    """With branches auto more are spawned than the next round tries."""
+    made = refusing_trace()
+    spare = Lookahead(7, 5, 0.1, 0.2)
+    made.rounds[0].spawned.append([spare])
+    trace.write(made, tmp_path / "auto.jsonl")
+    page = open_page()
+    page.locator("#file").set_input_files(tmp_path / "auto.jsonl")
+    expect(page.locator("#status")).to_contain_text("Finished")
+    page.locator("#step-back").click()
+    assert page.locator("#grid .cell.candidate").all_inner_texts() == list("abcd")
+
+
 def test_the_story_of_exact(open_page: OpenPage, tmp_path: Path) -> None:
     made = refusing_trace()
     made.settings = {"accept": "exact"}

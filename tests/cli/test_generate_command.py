@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from lopa import LLM, DecodeConfig, trace
 from lopa.cli import model
 from lopa.cli.options import ModelOptions
 from lopa.cli.terminal import visible
+from lopa.decoding.round_cost import RoundCost
+from lopa.engine import cost_measurement
 from lopa.engine.scheduler import Scheduler
 
 KEYS = [
@@ -23,6 +27,7 @@ KEYS = [
     "rounds",
     "tpf",
     "tpf_paper",
+    "mean_branches",
     "tokens",
     "seconds",
     "tokens_per_second",
@@ -30,6 +35,7 @@ KEYS = [
     "finish",
     "decoder",
     "settings",
+    "cost_seconds",
 ]
 
 
@@ -62,6 +68,41 @@ def test_json(run: Run, expected: str, more: tuple[str, ...]) -> None:
     assert found["text"] == expected
     assert result.out.count("\n") == 1
     assert ("round    1" in result.err) == bool(more)
+
+
+def test_a_run_is_repeated_by_what_rounds_cost(run: Run, tmp_path: Path) -> None:
+    """By the clock of a busy machine the number of rounds would differ from run to run."""
+    rounds = {}
+    for name, last in (("cheap", 0.011), ("dear", 10.0)):
+        path = tmp_path / f"{name}.json"
+        RoundCost(((8, 0.010), (1024, last))).write(path)
+        command = ("generate", "hello", *SHORT, "--max-new-tokens", "24", "--branches", "auto")
+        runs = [run(*command, "--round-cost", str(path), "--json") for _ in range(2)]
+        first, second = (json.loads(result.out) for result in runs)
+        assert first["token_ids"] == second["token_ids"]
+        assert first["rounds"] == second["rounds"]
+        assert first["cost_seconds"] == 0
+        rounds[name] = first["rounds"]
+    assert rounds["cheap"] != rounds["dear"]
+
+
+def test_measuring_counts_in_the_time(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def measure(*_: object) -> RoundCost:
+        time.sleep(0.25)
+        return RoundCost(((8, 0.01), (1024, 0.02)))
+
+    monkeypatch.setattr(cost_measurement, "measure", measure)
+    monkeypatch.setenv("LOPA_CACHE_DIR", str(tmp_path))
+    command = ("generate", "hello", *SHORT, "--branches", "auto")
+    found = re.search(r" · (\S+) s \((\S+) of them to measure rounds, once\)", run(*command).err)
+    assert found is not None
+    total, measured = map(float, found.groups())
+    assert total > measured >= 0.25
+    assert "measure" not in run(*command).err  # it is kept
+    command = ("generate", "hello", *SHORT, "--branches", "auto", "--objective", "tpf", "--json")
+    assert json.loads(run(*command).out)["cost_seconds"] == 0
 
 
 def test_watched_output_is_the_same(run: Run, expected: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import time
+from pathlib import Path
 
 import pytest
 from cli_support import DUMMY, SHORT, Run
@@ -13,9 +15,12 @@ from lopa import LLM, DecodeConfig
 from lopa.cli import race as command
 from lopa.cli.race import Excerpt, Lane, Track, configurations, example
 from lopa.cli.watch import OutputView
+from lopa.decoding.round_cost import RoundCost
+from lopa.engine import cost_measurement
 from lopa.errors import ConfigError
 from lopa.models.checkpoint import model_config
 
+SMALL = {"max_new_tokens": 8, "block_size": 4}
 ALL = ["vanilla", "fast-dllm", "d2f", "lopa"]
 DREAM = model_config("dummy:dream-tiny")
 
@@ -24,7 +29,7 @@ def test_json(run: Run) -> None:
     result = run("race", "hello", *SHORT, "--branches", "2", "--json")
     found = json.loads(result.out)
     assert result.err == ""
-    assert list(found) == ["prompt", "results"]
+    assert list(found) == ["prompt", "results", "cost_seconds"]
     assert found["prompt"] == "hello"
     assert [summary["decoder"] for summary in found["results"]] == ALL
     llm = LLM("dummy:dream-tiny")
@@ -36,16 +41,36 @@ def test_json(run: Run) -> None:
         assert summary["tokens_per_second"] == pytest.approx(summary["tokens"] / summary["seconds"])
 
 
-def test_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_and_verdict(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    result = run("race", "hello", *SHORT, "--decoders", "d2f,lopa")
+    RoundCost(((64, 0.010), (512, 0.042))).write(tmp_path / "cost.json")
+    given = ("--decoders", "d2f,lopa", "--round-cost", str(tmp_path / "cost.json"))
+    result = run("race", "hello", *SHORT, *given)
     head, _, *rows = result.out.splitlines()
     assert head.split() == ["decoder", "rounds", "TPF", "tokens/s", "seconds", "text"]
-    assert [row.split()[0] for row in rows if row.strip()] == ["d2f", "lopa"]
+    names = [" ".join(row.split()[:2]) for row in rows if row.startswith((" d2f", " lopa"))]
+    assert [name.split()[0] for name in names] == ["d2f", "lopa", "lopa"]
+    assert names[1:] == ["lopa k=7", "lopa auto"]
+    last = " ".join(result.out.rpartition("fastest here")[2].split())
+    assert "Eight rows cost 4.2 times one on this machine and 2.8 times one on an H200" in last
+    assert "times as fast as d2f with its " in last
+
+
+def test_what_was_measured_for_auto_is_counted(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cost = RoundCost(((64, 0.010), (512, 0.042)))
+    monkeypatch.setattr(cost_measurement, "measure", lambda *_: time.sleep(0.25) or cost)
+    monkeypatch.setenv("LOPA_CACHE_DIR", str(tmp_path))
+    given = ("race", "hello", *SHORT, "--decoders", "lopa")
+    rows = [row for row in run(*given).out.splitlines() if row.startswith(" lopa")]
+    assert ["+" in row for row in rows] == [False, True]
+    assert json.loads(run(*given, "--json").out)["cost_seconds"] == 0  # it is kept
 
 
 def test_a_prompt_of_its_own(run: Run) -> None:
-    result = run("race", *SHORT, "--decoders", "lopa", "--max-rounds", "1", "--json")
+    given = ("--decoders", "lopa", "--branches", "1", "--max-rounds", "1")
+    result = run("race", *SHORT, *given, "--json")
     assert json.loads(result.out)["prompt"] == example("dummy:dream-tiny", None)
 
 
@@ -69,8 +94,10 @@ def test_window_is_lopas_alone() -> None:
     configs = configurations(
         ALL, {"window": "blocks", "cache": "prefix", "attention": "block"}, None, DREAM
     )
-    assert [config.window for config in configs] == ["canvas", "blocks", "pipeline", "blocks"]
-    assert [config.cache for config in configs] == ["none", "prefix", "none", "prefix"]
+    windows = ["canvas", "blocks", "pipeline", "blocks", "blocks"]
+    assert [config.window for config in configs] == windows
+    assert [config.cache for config in configs] == ["none", "prefix", "none", "prefix", "prefix"]
+    assert [config.branches for config in configs] == [0, 0, 0, 7, "auto"]
     assert configs[2].attention == "block"
 
 
@@ -108,7 +135,7 @@ def test_track(width: int, height: int, abreast: int) -> None:
     llm = LLM("dummy:dream-tiny")
     sessions = [
         llm.session("hello", config)
-        for config in configurations(ALL, {"max_new_tokens": 8, "block_size": 4}, None, DREAM)
+        for config in configurations(ALL, {**SMALL, "branches": 2}, None, DREAM)
     ]
     streams = [llm.engine().stream(session) for session in sessions]
     lanes = [

@@ -66,6 +66,23 @@ def decode_together(mesh: Mesh, requests: Sequence[Request], budget: int) -> lis
     return [s.output.token_ids for s in sessions if s.output is not None]
 
 
+def decode_auto(mesh: Mesh, requests: Sequence[Request]) -> tuple[Any, list[list[int]], list[int]]:
+    """All at once by a cost that the ranks measure: the cost, tokens, and branches of the rounds.
+
+    Ranks whose clocks said different things would plan different rounds, which they would notice.
+    """
+    from lopa.engine import cost_measurement
+
+    cost_measurement.LEAST_TURNS = cost_measurement.MOST_TURNS = 2
+    llm = RankLLM(requests[0].model, dtype="float32", mesh=mesh, **dict(requests[0].options))
+    sessions = [llm.session(list(r.prompt), r.config) for r in requests]
+    for _ in llm.engine().run(iter(sessions)):
+        pass
+    branches = [len(r.branches) - 1 for s in sessions for r in s.trace.rounds]
+    tokens = [s.output.token_ids for s in sessions if s.output is not None]
+    return llm.round_cost.settings(), tokens, branches
+
+
 def traffic(mesh: Mesh, request: Request) -> list[dict[str, Any]]:
     """By round: what went over the wire, and what was committed."""
     llm = RankLLM(request.model, dtype="float32", mesh=mesh, **dict(request.options))

@@ -145,6 +145,25 @@ def test_an_open_stream_goes_on_beside_other_engines(llm: ParallelLLM) -> None:
     assert not llm.supervisor._sessions
 
 
+def test_branches_auto_by_a_cost_that_the_ranks_measure(llm: ParallelLLM) -> None:
+    request, expected = cases.golden(CASE)
+    prompt = list(request.prompt)
+    stream = llm.stream(prompt, request.config)  # the ranks go on with it beside the measure
+    next(stream)
+    assert not llm.knows_round_cost
+    os.kill(llm.supervisor.pids[1], signal.SIGKILL)  # the next group is asked again
+    cost = llm.round_cost
+    assert len(cost.points) >= 3
+    assert llm.round_cost is cost
+    *_, last = stream
+    assert last.output is not None
+    assert last.output.token_ids == expected
+    config = DecodeConfig(branches="auto", max_new_tokens=16, block_size=8)
+    outputs = llm.generate([prompt, prompt[:5]], config)
+    assert [o.trace.settings["round_cost"] for o in outputs] == [cost.settings()] * 2
+    assert all(o.finish in ("length", "eos") for o in outputs)
+
+
 def test_who_counts_as_too_slow() -> None:
     """By what a rank says it is at: waiting for another is not its fault."""
     group = object.__new__(RankGroup)

@@ -53,6 +53,23 @@ def test_two_ranks_decode_as_one(two: Ranks) -> None:
     assert all("the ranks compute different things" in s for s in said)
 
 
+def test_branches_auto(two: Ranks) -> None:
+    """What rounds cost is one number for all ranks, whatever their clocks say."""
+    config = DecodeConfig(branches="auto", max_new_tokens=16, block_size=8)
+    fixed = config.changed(branches=2)
+    requests = [
+        cases.Request(str(cases.DREAM), tuple(range(3, n)), c)
+        for n, c in ((9, config), (15, fixed), (21, config))
+    ]
+    first, second = two.run(cases.decode_auto, requests, branches=2)
+    assert first == second
+    cost, tokens, branches = first
+    assert len(cost["points"]) >= 3
+    assert tokens[1] == cases.alone(requests[1])
+    assert len(tokens) == 3
+    assert max(branches) > 0
+
+
 def test_bytes_on_the_wire(two: Ranks) -> None:
     """A commit moves the committed keys and values once; under block attention nothing moves."""
     request, _ = cases.golden(goldens.FOLDER / "cases" / "03_lopa_math_k7_b16.json")

@@ -52,6 +52,7 @@ class Parrot:
                     tokens=1,
                     rounds=1,
                     tpf=1,
+                    branches=0,
                     seconds=0.1,
                     queue_seconds=0,
                     engine_seconds=0,

@@ -54,10 +54,23 @@ def test_an_endpoint_under_load(server: Server) -> None:
     endpoint = Endpoint(
         url=f"{server.url}/v1", model="bytes", chat=True, body={"max_tokens": 8, "branches": 1}
     )
-    load = asyncio.run(offer(endpoint, ["Hello", "You"], rate=10, seconds=1, seed=0))
+    (load,) = asyncio.run(offer(endpoint, ["Hello", "You"], rates=[10], seconds=1, seed=0))
     assert load.requests == load.completed > 3
     assert load.tokens_per_second * load.seconds == pytest.approx(8 * load.completed)
     assert 0 < load.first_text["p50"] <= load.latency["p50"] <= load.latency["p99"]
+    assert load.branches is not None
+    assert 0 < load.branches <= 1
+    assert load.server_errors == 0
+
+
+def test_a_ramp_is_one_run(server: Server) -> None:
+    endpoint = Endpoint(url=f"{server.url}/v1", model="bytes", body={"max_tokens": 8})
+    asked = endpoint.with_fields(branches="auto", objective="tpf")
+    loads = asyncio.run(offer(asked, ["Hello"], rates=[4, 16, 4], seconds=0.5, seed=0))
+    assert [load.offered for load in loads] == [4, 16, 4]
+    due = [arrivals(rate, 0.5, seed) for seed, rate in enumerate((4, 16, 4))]
+    assert [load.requests for load in loads] == [len(times) for times in due]
+    assert all(load.completed == load.requests and not load.server_errors for load in loads)
 
 
 def test_the_command(server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -69,7 +82,14 @@ def test_the_command(server: Server, capsys: pytest.CaptureFixture[str], tmp_pat
     assert found["loads"][0]["offered"] == 4.0
     assert main([*url, *short, "--rates", "2,4"]) == 0
     assert "first text" in capsys.readouterr().out
-    for wrong in (["--rates", "x"], ["--rates", "-1"], ["--body", "[]"]):
+    compare = ["--ramp", "--rates", "2,4", "--branches", "auto,1"]
+    picture = ["--picture", str(tmp_path / "ramp.png")]
+    assert main([*url, *short, *compare, *picture, "--json"]) == 0
+    loads = json.loads(capsys.readouterr().out)["loads"]
+    assert [load["offered"] for load in loads] == [2, 4, 2] * 2
+    assert [load["asked"] for load in loads] == ["auto"] * 3 + ["1"] * 3
+    assert (tmp_path / "ramp.png").stat().st_size > 5000
+    for wrong in (["--branches", "x"], ["--rates", "x"], ["--rates", "-1"], ["--body", "[]"]):
         assert main([*url, *wrong]) == 2
     assert main(["bench", "serve", "--url", "http://127.0.0.1:1/v1"]) == 1
     assert "does not answer" in capsys.readouterr().err

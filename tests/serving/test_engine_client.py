@@ -105,6 +105,28 @@ def finished(seconds: float) -> Finished:
     )
 
 
+def test_streams_with_branches_auto_go_on_after_a_restart(chat_folder: Path) -> None:
+    """They get the branches that they had, though the load is another: the others are done."""
+
+    async def use(client: EngineClient) -> Any:
+        options = {"branches": "auto", "max_new_tokens": 64}
+        jobs = [Job(id=str(i), prompt=[5 + i, 9], options=options, stream=True) for i in range(3)]
+        requests = client.submit(jobs, lambda i, e: None)
+        while requests[0].rounds < 4:
+            await asyncio.sleep(0.005)
+        for request in requests[1:]:
+            client.abort(request)
+        os.kill(client.engine["pid"], signal.SIGKILL)
+        while requests[0].end is None:
+            await asyncio.sleep(0.02)
+        return requests[0]
+
+    client, request = with_client(chat_folder, use)
+    assert isinstance(request.end, Finished)
+    assert client.restarts == 1
+    assert request.job.known_branches == request.branches[: len(request.job.known_branches)] != []
+
+
 def test_capacity_and_retry_after(tmp_path: Path) -> None:
     """Two sequences run and one waits; recent ones took 10.5 s on average, two at a time."""
 

@@ -74,6 +74,15 @@ def test_health_and_metrics(server: Server) -> None:
     wins = [float(line.split()[-1]) for line in server.http.get("/metrics").text.splitlines()
             if line.startswith("lopa_branch_wins_total")]  # fmt: skip
     assert 0 < sum(wins) <= rounds + made
+    assert server.metric("lopa_branches_count") == rounds + made
+    had = server.metric("lopa_branches_sum")
+    gain = server.metric("lopa_expected_gain_tokens_total")
+    answer = server.complete(max_tokens=16, branches="auto", objective="tpf").json()["choices"][0]
+    auto = answer["lopa"]["branches"]
+    assert auto > 0
+    added = server.metric("lopa_branches_sum") - had
+    assert added == pytest.approx(auto * answer["lopa"]["rounds"])
+    assert server.metric("lopa_expected_gain_tokens_total") > gain
     for name in ("queue_seconds", "time_to_first_token_seconds", "tokens_per_forward"):
         assert server.metric(f"lopa_{name}_count") > 0
 

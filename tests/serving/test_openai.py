@@ -29,6 +29,8 @@ def test_completion(client: openai.OpenAI, llm: LLM) -> None:
     assert found.usage is not None
     assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (5, 32)
     assert found.id.startswith("cmpl-")
+    told: Any = found.choices[0]
+    assert told.lopa["branches"] == alone.mean_branches > 0
 
 
 def test_chat(client: openai.OpenAI, llm: LLM) -> None:

@@ -12,12 +12,12 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from lopa import DecodeConfig
+from lopa import LLM, DecodeConfig
 from lopa.config import PRESETS, AcceptName, DecoderName
 from lopa.errors import ConfigError
 from lopa.serving import playground
 from lopa.serving.config import EngineConfig
-from lopa.serving.engine_process.worker import Worker
+from lopa.serving.engine_process.worker import Worker, with_branches
 from lopa.serving.playground.info import describe
 
 STATIC = Path(playground.__file__).parent / "static"
@@ -198,9 +198,38 @@ def test_what_the_page_shows_is_what_the_engine_decodes_with(
 def worker_with(**given: Any) -> Any:
     """The part of an engine process that knows what the server was started with."""
     usual = DecodeConfig(**given)
+    usual = DecodeConfig(**with_branches(given, usual.decoder, None))
     worker = Worker.__new__(Worker)
     worker.config, worker._usual = EngineConfig(model="other", decoding=given), usual
     return worker
+
+
+@pytest.mark.parametrize(
+    ("decoding", "preset", "options", "branches"),
+    [
+        ({}, None, {}, "auto"),
+        ({}, None, {"accept": "exact"}, "auto"),
+        ({}, None, {"branches": 3}, 3),
+        ({}, None, {"branches": 0}, 0),
+        ({"branches": 2}, None, {}, 2),
+        ({"branches": 2}, None, {"branches": "auto"}, "auto"),
+        ({}, "gsm8k", {}, 14),
+        ({}, "gsm8k", {"branches": "auto"}, "auto"),
+        ({}, None, {"decoder": "d2f"}, 0),
+        ({"decoder": "d2f"}, None, {}, 0),
+        ({"decoder": "d2f"}, None, {"decoder": "lopa"}, "auto"),
+    ],
+)
+def test_who_decides_how_many_branches(
+    decoding: dict[str, Any], preset: str | None, options: dict[str, Any], branches: object
+) -> None:
+    llm = LLM("dummy:dream-tiny", device="cpu")
+    config = EngineConfig(model="dummy:dream-tiny", preset=preset, decoding=decoding)
+    worker = Worker(llm, config, None)  # type: ignore[arg-type]
+    given = worker._with_defaults(options)
+    assert llm.decode_config(preset, **given).branches == branches
+    if not options:
+        assert worker._usual.branches == branches
 
 
 @pytest.mark.parametrize("given", [{"agreement": 0.2}, {"score": "mean"}, {"merge": False}])
@@ -213,9 +242,9 @@ def test_a_request_may_change_how_branches_are_accepted(
 ) -> None:
     config = DecodeConfig(**worker_with(**given)._with_defaults(changes))
     if changes == {"accept": "agreed"}:  # it is so anyway
-        assert config == DecodeConfig(**given)
+        assert config == DecodeConfig(branches="auto", **given)
     else:
-        assert config == DecodeConfig(**changes)
+        assert config == DecodeConfig(branches="auto", **changes)
 
 
 def test_a_request_that_names_what_is_usual_changes_nothing() -> None:

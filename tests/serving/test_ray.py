@@ -5,6 +5,7 @@ Those that are lost are groups of ranks.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -51,6 +52,24 @@ def ask(server: Server, number: int) -> str:
     assert end == "[DONE]"
     assert "error" not in chunks[-1], chunks[-1]
     return "".join(chunk["choices"][0]["text"] for chunk in chunks)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, on import
+def test_a_request_goes_where_it_is_fastest() -> None:
+    from lopa.serving.ray.replica_router import ReplicaRouter, ranking
+
+    fast, slow = ({"points": [[64, s], [512, 2 * s]]} for s in (0.001, 0.004))
+    busy = {"a": 1, "b": 0, "c": 9}
+    router = ReplicaRouter.__new__(ReplicaRouter)
+    router._replica_queue_len_cache = busy
+    costs = {"a": fast, "b": slow, "c": fast}
+    replicas = [
+        SimpleNamespace(replica_id=name, routing_stats={"round_cost": cost})
+        for name, cost in costs.items()
+    ]
+    chosen = asyncio.run(router.choose_replicas(replicas))
+    assert [one.replica_id for (one,) in chosen] == ["a", "c", "b"]
+    assert ranking([fast, None, slow], [3, 0, 1]) == [-3, 0, -1]  # one has not said yet
 
 
 @pytest.fixture(scope="module")

@@ -43,6 +43,24 @@ def test_reported_rounds_are_not_reported_again() -> None:
         assert request.attempts == 0  # there was progress
 
 
+def test_rounds_are_run_again_with_the_branches_they_had() -> None:
+    async def run() -> list[list[int]]:
+        job = Job(id="x", prompt="x", stream=True)
+        request = RequestState(job, 0, lambda i, e: None, NullObserver())
+        request.handle(Accepted(prompt_tokens=1, max_tokens=9))
+        found = []
+        for begun, text in ((1, "ab"), (1, "a"), (1, "abc")):
+            for number, part in enumerate(text, start=begun):
+                event = advance(number, part)
+                event.branches = 10 * number + 1  # the anchor included
+                request.handle(event)
+            request.restart()
+            found.append(list(job.known_branches))
+        return found
+
+    assert asyncio.run(run()) == [[10, 20], [10, 20], [10, 20, 30]]
+
+
 def test_a_request_without_rounds_starts_over() -> None:
     for before in ("", "a"):
         request, _ = after_a_restart(["a", "b", "c"], stream=True, before=before)

@@ -12,8 +12,8 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -34,6 +34,9 @@ class Endpoint:
     chat: bool = False
     body: dict[str, Any]
 
+    def with_fields(self, **more: Any) -> Endpoint:
+        return replace(self, body={**self.body, **more})
+
     @property
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
@@ -47,6 +50,7 @@ class Answer:
     first_text: float | None = None
     seconds: float = 0.0
     tokens: int = 0
+    branches: float | None = None  # of a round on average, where the endpoint says so
     error: str | None = None
 
     @property
@@ -63,11 +67,13 @@ class Load:
     completed: int
     refused: int  # 429 and 503
     failed: int
+    server_errors: int  # of status 500 and above
     seconds: float  # until the last answer
     requests_per_second: float  # completed
     tokens_per_second: float
     latency: dict[str, float]  # percentile → seconds, of the completed
     first_text: dict[str, float]
+    branches: float | None  # of a round on average, where the endpoint says so
 
 
 async def first_model(url: str, api_key: str | None) -> str:
@@ -88,28 +94,35 @@ async def offer(
     endpoint: Endpoint,
     prompts: Sequence[str],
     *,
-    rate: float,
+    rates: Sequence[float],
     seconds: float,
     seed: int,
-    progress: Callable[[int], None] = lambda done: None,
-) -> Load:
-    """Offer `rate` requests per second for so long, and wait for the last answer."""
-    due = arrivals(rate, seconds, seed)
-    answers: list[Answer] = []
+) -> list[Load]:
+    """Offer so many requests per second for so long each, and wait for the last answer.
+
+    One rate follows the other without a break: what is left of an overload meets the next.
+    """
+    due = [
+        (step, step * seconds + at)
+        for step, rate in enumerate(rates)
+        for at in arrivals(rate, seconds, seed + step)
+    ]
+    answers: list[list[Answer]] = [[] for _ in rates]
+    ended = [0.0] * len(rates)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(
         headers=endpoint.headers, timeout=_TIMEOUT, limits=limits
     ) as client:
         began = time.perf_counter()
 
-        async def one(number: int, at: float) -> None:
+        async def one(number: int, step: int, at: float) -> None:
             await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
-            answers.append(await _ask(client, endpoint, prompts[number % len(prompts)], began + at))
-            progress(len(answers))
+            answer = await _ask(client, endpoint, prompts[number % len(prompts)], began + at)
+            answers[step].append(answer)
+            ended[step] = time.perf_counter() - began - step * seconds
 
-        await asyncio.gather(*(one(number, at) for number, at in enumerate(due)))
-        spent = time.perf_counter() - began
-    return summarise(rate, answers, spent)
+        await asyncio.gather(*(one(number, *each) for number, each in enumerate(due)))
+    return [summarise(*each) for each in zip(rates, answers, ended, strict=True)]
 
 
 def arrivals(rate: float, seconds: float, seed: int) -> list[float]:
@@ -130,12 +143,18 @@ def summarise(rate: float, answers: Sequence[Answer], seconds: float) -> Load:
         completed=len(done),
         refused=refused,
         failed=len(answers) - len(done) - refused,
+        server_errors=sum(answer.status >= 500 for answer in answers),
         seconds=seconds,
         requests_per_second=len(done) / seconds,
         tokens_per_second=sum(answer.tokens for answer in done) / seconds,
         latency=percentiles([answer.seconds for answer in done]),
         first_text=percentiles([a.first_text for a in done if a.first_text is not None]),
+        branches=_mean([a.branches for a in done if a.branches is not None]),
     )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
@@ -187,6 +206,9 @@ async def _stream(
                 return
             if event.get("usage"):
                 answer.tokens = int(event["usage"]["completion_tokens"])
+            for choice in event.get("choices") or []:
+                if "branches" in (choice.get("lopa") or {}):
+                    answer.branches = float(choice["lopa"]["branches"])
             if answer.first_text is None and any(map(_text, event.get("choices") or [])):
                 answer.first_text = time.perf_counter() - due
     if not ended:
@@ -199,12 +221,7 @@ def _text(choice: dict[str, Any]) -> str:
 
 def plot_load(loads: Sequence[Load], path: str) -> None:
     """Latency, time to first text and throughput against offered load."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
+    figure, left, right = _figure()
     offered = [load.offered for load in loads]
     for name, values, colour in (
         ("latency", [load.latency for load in loads], "tab:blue"),
@@ -223,3 +240,31 @@ def plot_load(loads: Sequence[Load], path: str) -> None:
     right.set(xlabel="offered requests/s", ylabel="requests/s")
     right.legend(fontsize="small")
     figure.savefig(path, dpi=120)
+
+
+def plot_comparison(loads: Mapping[str, Sequence[Load]], path: str) -> None:
+    """Median latency and branches of several settings against offered load, in their order.
+
+    A line that goes up and back shows what an overload leaves behind.
+    """
+    figure, left, right = _figure()
+    for name, each in loads.items():
+        offered = [load.offered for load in each]
+        line = {"marker": "o", "markersize": 4, "label": name}
+        left.plot(offered, [load.latency.get("p50", math.nan) for load in each], **line)
+        found = [math.nan if load.branches is None else load.branches for load in each]
+        right.plot(offered, found, **line)
+    left.set(xlabel="offered requests/s", ylabel="median latency, seconds", yscale="log")
+    right.set(xlabel="offered requests/s", ylabel="branches of a round")
+    left.legend(fontsize="small", title="branches")
+    figure.savefig(path, dpi=120)
+
+
+def _figure() -> tuple[Any, Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    return figure, left, right

@@ -121,6 +121,7 @@ def bench_cost(
     """Measure what rounds cost, which `--branches auto` goes by; `--round-cost FILE` gives it.
 
     Points are (tokens of a round, ms) of one session; every further session adds the host's part.
+    It is also kept in the cache folder, in place of what was measured before.
     """
     if out is not None:
         check_writable(out, "the cost")

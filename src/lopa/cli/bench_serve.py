@@ -25,6 +25,17 @@ def bench_serve(
     ] = "http://127.0.0.1:8000/v1",
     rates: Annotated[str, typer.Option(help="Request rates, per second.")] = "0.5,1,2,4",
     seconds: Annotated[float, typer.Option(min=0.1, help="Duration of each rate.")] = 30.0,
+    ramp: Annotated[
+        bool,
+        typer.Option("--ramp", help="Go through the rates and back in one run, without a break."),
+    ] = False,
+    branches: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,…",
+            help="Compare numbers of branches, such as auto,0,7 (default: the endpoint's own).",
+        ),
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Model name (default: the first that is served).")
     ] = None,
@@ -47,13 +58,20 @@ def bench_serve(
     first text are percentiles over completed requests.
     """
     offered, more = _rates(rates), _fields(body)
+    compared = [None] if branches is None else _branches(branches)
     if picture is not None:
         check_writable(picture, "picture")
     from lopa.evaluation.evaluate import problems
 
     prompts = [problem.prompt for problem in problems(task, "eval", 50, seed)]
     try:
-        from lopa.bench.serve_load import Endpoint, first_model, offer, plot_load
+        from lopa.bench.serve_load import (
+            Endpoint,
+            first_model,
+            offer,
+            plot_comparison,
+            plot_load,
+        )
     except ImportError as error:
         raise LopaError(f"this needs {error.name}: pip install 'lopa[serve]'") from None
     url = url.rstrip("/")
@@ -64,24 +82,41 @@ def bench_serve(
         chat=chat,
         body={"max_tokens": max_tokens, **more},
     )
-    found: list[Load] = []
-    for rate in offered:
-        with status(f"{rate:g} requests/s"):
-            load = offer(endpoint, prompts, rate=rate, seconds=seconds, seed=seed)
-            found.append(asyncio.run(load))
+    runs = [[*offered, *offered[-2::-1]]] if ramp else [[rate] for rate in offered]
+    found: dict[str, list[Load]] = {}
+    for number in compared:
+        asked = endpoint if number is None else endpoint.with_fields(branches=number)
+        loads = found["" if number is None else str(number)] = []
+        for run in runs:
+            named = " ".join(f"{rate:g}" for rate in run)
+            with status(f"{named} requests/s" + ("" if number is None else f", k={number}")):
+                load = offer(asked, prompts, rates=run, seconds=seconds, seed=seed)
+                loads += asyncio.run(load)
     if picture is not None:
         try:
-            plot_load(found, str(picture))
+            if branches is None:
+                plot_load(found[""], str(picture))
+            else:
+                plot_comparison(found, str(picture))
         except ImportError as error:
             raise LopaError(f"the plot needs {error.name}: pip install 'lopa[plots]'") from None
     if as_json:
         settings = {"url": url, "model": endpoint.model, "task": task, **endpoint.body}
-        print(json.dumps({**settings, "loads": [asdict(load) for load in found]}))
+        each = [
+            {**({"asked": name} if name else {}), **asdict(load)}
+            for name, loads in found.items()
+            for load in loads
+        ]
+        print(json.dumps({**settings, "loads": each}))
         return
     print(f"{endpoint.model} at {url}; {seconds:g} s of {task} at each rate")
     print("latency and first text are p50 / p95 / p99, in seconds")
     heads = ("offered/s", "completed/s", "refused", "failed", "tokens/s", "latency", "first text")
-    print_table(heads, [_row(load) for load in found])
+    rows = [(name, *_row(load)) for name, loads in found.items() for load in loads]
+    if branches is None:
+        print_table((*heads, "branches"), [row[1:] for row in rows])
+    else:
+        print_table(("asked", *heads, "branches"), rows)
 
 
 def _row(load: Load) -> tuple[str, ...]:
@@ -93,7 +128,15 @@ def _row(load: Load) -> tuple[str, ...]:
         f"{load.tokens_per_second:.1f}",
         " / ".join(f"{value:.2f}" for value in load.latency.values()),
         " / ".join(f"{value:.2f}" for value in load.first_text.values()),
+        "" if load.branches is None else f"{load.branches:.1f}",
     )
+
+
+def _branches(text: str) -> list[int | str]:
+    words = text.split(",")
+    if not all(word == "auto" or word.isdecimal() for word in words):
+        raise ConfigError("branches must be auto or whole numbers, separated by commas")
+    return ["auto" if word == "auto" else int(word) for word in words]
 
 
 def _rates(text: str) -> list[float]:

@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from lopa.cli.model import encode, load, output_text
+from lopa.cli.model import encode, load, output_text, prepare_cost
 from lopa.cli.options import (
     DecodeOptions,
     ModelOptions,
@@ -78,6 +78,7 @@ class Conversation:
         else:
             ids = encode(self.llm, line, chat=False)
         terminal = sys.stdout.isatty()
+        cost_seconds = prepare_cost(self.llm, self.config)
         with closing(self.llm.engine(max_running=1)) as engine:
             for event in engine.stream(self.llm.session(ids, self.config)):
                 print(safe_for(terminal, event.text), end="", flush=True)
@@ -86,7 +87,7 @@ class Conversation:
         print(output_text(self.llm, output) if self.llm.tokenizer is None else "", flush=True)
         if self.has_template:
             self.messages += [message, {"role": "assistant", "content": output.text}]
-        return statistics(output)
+        return statistics(output, cost_seconds)
 
 
 def _read_line(interactive: bool) -> str | None:

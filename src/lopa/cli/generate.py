@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lopa.atomic_write import check_writable
-from lopa.cli.model import broadcast_text, encode, load, output_text, read_prompt
+from lopa.cli.model import broadcast_text, encode, load, output_text, prepare_cost, read_prompt
 from lopa.cli.options import (
     ChatOption,
     DecodeOptions,
@@ -53,7 +53,9 @@ def generate(
     if trace is not None and is_main_rank():
         check_writable(trace, "trace")
     with load(model, parallel) as llm:
-        session = llm.session(encode(llm, broadcast_text(llm, text), chat), config)
+        ids = encode(llm, broadcast_text(llm, text), chat)
+        cost_seconds = prepare_cost(llm, config)
+        session = llm.session(ids, config)
         # A pipe gets the text at the end, in one piece; a terminal gets it as it becomes final.
         live = sys.stdout.isatty() and not (watch or as_json or session.tokenizer is None)
         with closing(llm.engine(max_running=1)) as engine:
@@ -64,10 +66,10 @@ def generate(
 
         write(output.trace, trace)
     if as_json:
-        print(json.dumps(output.summary(), ensure_ascii=False))
+        print(json.dumps({**output.summary(), "cost_seconds": cost_seconds}, ensure_ascii=False))
         return
     print("" if live else safe_for(sys.stdout.isatty(), output_text(llm, output)), flush=True)
-    print_note(statistics(output))
+    print_note(statistics(output, cost_seconds))
 
 
 def _run(events: Iterator[Event], live: bool) -> Output:

@@ -17,6 +17,7 @@ from lopa.errors import ConfigError, PromptError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lopa.config import DecodeConfig
     from lopa.engine.llm import LLM, BaseLLM
     from lopa.engine.output import Output
 
@@ -76,6 +77,16 @@ def _load_parallel(model: ModelOptions, parallel: ParallelOptions, bar: _LoadBar
         progress=bar.show,
         **model.llm_options,
     )
+
+
+def prepare_cost(llm: BaseLLM, *configs: DecodeConfig) -> float:
+    """Have what rounds cost, if branches auto asks for it; the seconds that measuring it took."""
+    asks = any(c.branches == "auto" and c.objective == "speed" for c in configs)
+    if not asks or llm.knows_round_cost:
+        return 0.0
+    with status("measuring what rounds cost here, once"):
+        _ = llm.round_cost
+    return llm.cost_seconds
 
 
 def broadcast_text(llm: BaseLLM, text: str) -> str:

@@ -186,12 +186,14 @@ def with_parallel(*without: str) -> Callable[[Command], Command]:
     return with_options("parallel", _options_of(ParallelOptions, without), ParallelOptions)
 
 
-def with_decoding(*without: str) -> Callable[[Command], Command]:
-    """Add an option per field of DecodeConfig but those named; the argument is `decoding`."""
+def with_decoding(*without: str, **defaults: str) -> Callable[[Command], Command]:
+    """Add an option per field of DecodeConfig but those named; the argument is `decoding`.
+
+    defaults: as the help shows them, where they are the command's own.
+    """
     names = [name for name in FIELDS if name not in without]
-    return with_options(
-        "decoding", [option(n, _hints()[n], *FIELDS[n], default_of(n)) for n in names]
-    )
+    shown = {name: defaults.get(name) or default_of(name) for name in names}
+    return with_options("decoding", [option(n, _hints()[n], *FIELDS[n], shown[n]) for n in names])
 
 
 def decode_config(model: ModelOptions, decoding: DecodeOptions) -> DecodeConfig:

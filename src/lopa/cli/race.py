@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from lopa.cli.model import encode, load, output_text, read_prompt
+from lopa.cli.model import encode, load, output_text, prepare_cost, read_prompt
 from lopa.cli.options import (
     ChatOption,
     DecodeOptions,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from lopa.cli.watch import OutputView
+    from lopa.decoding.round_cost import RoundCost
     from lopa.engine.llm import LLM
     from lopa.engine.output import Event, Output
     from lopa.engine.session import Session
@@ -42,6 +43,10 @@ _EXAMPLE_SEED = 3
 _FRAME_SECONDS = 1 / 20
 _LANE_LINES = 7  # of text in the live view, at most
 _TEXT_LINES = 8  # of text in the table, at most; --json has all of it
+_ROW = 64  # tokens of a row in the middle of an answer
+# (tokens, seconds) of rounds on one H200 in bf16, by `lopa bench cost`.
+_H200_TINY = ((64, 0.43e-3), (512, 0.56e-3))
+_H200_7B = ((64, 3.98e-3), (512, 11.2e-3))
 
 
 @with_decoding("decoder")
@@ -66,7 +71,8 @@ def race(
 ) -> None:
     """Decode one prompt with several decoders side by side, and compare them.
 
-    An option goes to the decoders that use it. Each decoder is timed alone.
+    An option goes to the decoders that use it. Each decoder is timed alone. Unless the number of
+    branches is given, lopa runs twice: with its usual number and with auto.
     """
     from lopa.models.checkpoint import model_config
 
@@ -76,15 +82,24 @@ def race(
     llm = load(model)
     if prompt is None:
         print_note(f"{visible(text.strip())}\n")
-    outputs = run(llm, encode(llm, text, chat), configs)
+    prompt_ids = encode(llm, text, chat)
+    cost_seconds = prepare_cost(llm, *configs)
+    outputs = run(llm, prompt_ids, configs)
     if as_json:
         results = [output.summary() for output in outputs]
-        print(json.dumps({"prompt": text, "results": results}, ensure_ascii=False))
+        found = {"prompt": text, "results": results, "cost_seconds": cost_seconds}
+        print(json.dumps(found, ensure_ascii=False))
         return
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
-    console.print(results_table(outputs, [output_text(llm, output) for output in outputs]))
+    texts = [output_text(llm, output) for output in outputs]
+    console.print(results_table(outputs, texts, cost_seconds))
+    cost = llm.round_cost if llm.measures_cost and llm.knows_round_cost else None
+    if line := verdict(outputs, cost, is_built_in=llm.name == "tiny"):
+        console.print(f"\n{line}")
+    if cost_seconds:
+        console.print(f"What rounds cost was measured in {cost_seconds:.1f} s, once: it is kept.")
 
 
 def configurations(
@@ -115,7 +130,12 @@ def configurations(
         name: {k: v for k, v in asked.items() if k not in optional or k in used[name]}
         for name in names
     }
-    return [settings_for(model, None, {"decoder": n, **own}) for n, own in chosen.items()]
+    configs = [settings_for(model, None, {"decoder": n, **own}) for n, own in chosen.items()]
+    if "lopa" in chosen and "branches" not in given and preset is None:
+        own = {**chosen["lopa"], "branches": "auto"}
+        at = names.index("lopa") + 1
+        configs.insert(at, settings_for(model, None, {"decoder": "lopa", **own}))
+    return configs
 
 
 def _used(decoder: DecoderName, window: WindowName | None) -> frozenset[str]:
@@ -219,7 +239,7 @@ def _panel(lane: Lane, text: Text, height: int) -> Panel:
     done = lane.view.done
     return Panel(
         text,
-        title=Text(f" {lane.session.config.decoder}{' ✓' if done else ''} ", "not dim bold"),
+        title=Text(f" {label(lane.session.config)}{' ✓' if done else ''} ", "not dim bold"),
         title_align="left",
         subtitle=Text.assemble(" ", lane.view.counters.text(gap="  "), " ", style="not dim"),
         subtitle_align="right",
@@ -244,8 +264,19 @@ class Excerpt:
         yield from lines[:_TEXT_LINES]
 
 
-def results_table(outputs: Sequence[Output], texts: Sequence[str]) -> Table:
-    """A row per decoder; the best value of each column stands out."""
+def label(config: DecodeConfig) -> str:
+    if config.decoder != "lopa":
+        return config.decoder
+    return "lopa auto" if config.branches == "auto" else f"lopa k={config.branches}"
+
+
+def results_table(
+    outputs: Sequence[Output], texts: Sequence[str], cost_seconds: float = 0.0
+) -> Table:
+    """A row per decoder; the best value of each column stands out.
+
+    cost_seconds: that measuring the cost of rounds took, for auto: once, so it is shown beside.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -266,5 +297,46 @@ def results_table(outputs: Sequence[Output], texts: Sequence[str]) -> Table:
             Text(format(values[row], form), "bold green" if values[row] == best(values) else "")
             for values, best, form in figures
         ]
-        table.add_row(output.config.decoder, *cells, Excerpt(visible(text, "↵ ")))
+        if cost_seconds and output.config.branches == "auto":
+            cells[-1].append(f" + {cost_seconds:.1f}", "dim")
+        table.add_row(label(output.config), *cells, Excerpt(visible(text, "↵ ")))
     return table
+
+
+def verdict(outputs: Sequence[Output], here: RoundCost | None, *, is_built_in: bool) -> str:
+    """Who won and why, where lookahead ran beside others: what rows cost here, and on a GPU.
+
+    here: what rounds cost on this machine, where it is known.
+    """
+    from lopa.decoding.round_cost import RoundCost
+
+    ahead = [output for output in outputs if output.config.decoder == "lopa"]
+    if not ahead or len(outputs) < 2:
+        return ""
+    first = max(outputs, key=lambda output: output.tokens_per_second)
+    line = f"{label(first.config)} was fastest here, {first.tokens_per_second:.1f} tokens/s."
+    there = RoundCost(_H200_TINY if is_built_in else _H200_7B)
+    where = "an H200" if is_built_in else "an H200 with a 7B model"
+    rows = f"{_eight_rows(there):.1f} times one on {where}"
+    if here is not None:
+        rows = f"{_eight_rows(here):.1f} times one on this machine and {rows}"
+    line += f" Eight rows cost {rows}"
+    plain = next((output for output in outputs if output.config.decoder == "d2f"), None)
+    if plain is None:
+        return f"{line}."
+    best = min(ahead, key=lambda output: _seconds_at(output, there))
+    times = _seconds_at(plain, there) / _seconds_at(best, there)
+    return (
+        f"{line}: there {label(best.config)} with its {best.rounds} rounds would be "
+        f"{times:.1f} times as fast as d2f with its {plain.rounds}."
+    )
+
+
+def _eight_rows(cost: RoundCost) -> float:
+    return cost(8 * _ROW) / cost(_ROW)
+
+
+def _seconds_at(output: Output, cost: RoundCost) -> float:
+    """What the rounds of an output would take where they cost so much."""
+    rows = [[branch.end - r.start for branch in r.branches] for r in output.trace.rounds]
+    return sum(cost(sum(lengths)) for lengths in rows)

@@ -18,7 +18,7 @@ from lopa.cli.options import (
 )
 from lopa.distributed.launch import launch_info
 from lopa.errors import ConfigError, LopaError
-from lopa.serving.config import EngineConfig, ServeConfig, read_api_keys
+from lopa.serving.config import BRANCHES, EngineConfig, ServeConfig, read_api_keys
 
 ENVIRONMENT = "LOPA"  # prefix of the variables
 _SERVER = {field.name: field.default for field in fields(ServeConfig)}  # name → default
@@ -76,7 +76,7 @@ def _default(name: str) -> str:
     return "" if default in (None, ()) else str(default)
 
 
-@with_decoding()
+@with_decoding(branches=BRANCHES)
 @with_options(
     "given",
     [option(name, _HINTS.get(name, int), *_HELP[name], _default(name)) for name in _HELP],

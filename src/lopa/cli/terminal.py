@@ -86,8 +86,10 @@ def progress_bar(title: str) -> tuple[Callable[[int, int], None], Any]:
     return update, bar if console.is_terminal else nullcontext()
 
 
-def statistics(output: Output) -> str:
-    """One line about a finished run."""
+def statistics(output: Output, cost_seconds: float = 0.0) -> str:
+    """One line about a finished run. cost_seconds: that measuring the cost of rounds took first."""
+    seconds = output.seconds + cost_seconds
+    measured = f" ({cost_seconds:.2f} of them to measure rounds, once)" if cost_seconds else ""
     return " · ".join(
         (
             output.config.decoder,
@@ -95,7 +97,7 @@ def statistics(output: Output) -> str:
             f"{output.tokens} tokens",
             f"TPF {output.tpf:.2f}",
             f"{output.tokens_per_second:.1f} tokens/s",
-            f"{output.seconds:.2f} s",
+            f"{seconds:.2f} s{measured}",
             f"ended by {output.finish}",
         )
     )

@@ -101,7 +101,7 @@ class OutputView:
         self._tokens: list[int] = []
         self._styles: dict[int, Style] = {}  # by index among the new tokens
         self._fresh: set[int] = set()  # filled in the last round
-        self._next: set[int] = set()  # where the next round looks ahead
+        self._next: set[int] = set()  # where the next round may look ahead
         self._committed = 0
         self.counters = Counters()
         self.done = False

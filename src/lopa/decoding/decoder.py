@@ -58,8 +58,12 @@ class Decoder:
         self.cost = cost if config.objective == "speed" else EVERY_ROUND_THE_SAME
         self.budget = BranchBudget(config.accept) if config.branches == "auto" else None
         self._offer: Offer | None = None
+        self._taken: Offer | None = None  # of which the next round has its branches
         self.pace = Pace()  # of its rounds, as if it were alone; for branches auto
+        # Of its first rounds, where they are known: an answer that is decoded again.
+        self.known_branches: Sequence[int] = ()
         self.brought = 0  # tokens, by the last round that was recorded
+        self.expected_gain = 0.0  # tokens that its branches were expected to add
         self.has_eos = False
         self.round = 0
         self.finish: FinishReason | None = None
@@ -122,7 +126,7 @@ class Decoder:
     def take(self, branches: int) -> None:
         """Have so many branches in the next round, of those offered."""
         self.drafts = self.drafts[:branches]
-        self._offer = None
+        self._taken, self._offer = self._offer, None
 
     @property
     def usual_tokens(self) -> float:
@@ -187,7 +191,8 @@ class Decoder:
         plan, frame = self._plan, self._frame
         if plan is None or frame is None:
             raise RuntimeError("statistics without a plan")
-        drafts = self.drafts
+        drafts, taken = self.drafts, self._taken
+        self._taken = None
         base, size, mask_id = self.window.base, self.window.size, None
         if self.config.edits:
             mask_id = self.mask_id
@@ -243,7 +248,10 @@ class Decoder:
             fill_rule=self.fill_rule,
             step=fills.step,
             prompt=self.prompt,
+            offer=taken,
         )
+        if self._offer is not None and self.round < len(self.known_branches):
+            self.take(self.known_branches[self.round])
         return winner
 
     def record(self) -> Round:
@@ -259,6 +267,8 @@ class Decoder:
             self.budget.observe(outcome)
             start = max(outcome.plan.start, self.prompt)  # what is cached of a prompt is no matter
             self.pace.add(self.brought, self.cost(int((outcome.plan.row_ends - start).sum())))
+        offer = outcome.offer
+        self.expected_gain = 0.0 if offer is None else offer.gain_of(len(outcome.drafts))
         self.policy.observe(outcome)
         blocks = self.window.block_views(outcome.frame, outcome.winner, outcome.masks)
         return make_record(outcome, blocks)

@@ -13,6 +13,7 @@ import numpy as np
 from lopa.decoding.fill import Filled, FillRule, with_others
 from lopa.decoding.lookahead import Selection
 from lopa.decoding.round_view import RoundView, eos_mask
+from lopa.decoding.row_budget import Offer
 from lopa.decoding.windows import Frame
 from lopa.types import BoolArray, Draft, IntArray, Plan
 
@@ -38,6 +39,7 @@ class Outcome:
     fill_rule: FillRule
     step: int  # how many rounds the first block had had
     prompt: int  # its length
+    offer: Offer | None = None  # of its branches, where their number was a choice
 
     @property
     def placed(self) -> int:

@@ -114,8 +114,8 @@ class RoundCost:
         except (ValueError, ConfigError) as error:
             raise ConfigError(f"{path} holds no round cost ({error})") from None
 
-    def write(self, path: Path, **about: str) -> None:
-        """about: of what device and model it is, for people."""
+    def write(self, path: Path, **about: Any) -> None:
+        """about: of what device and model it is."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_lines(path, [json.dumps({**about, **self.settings()}, indent=1)])
 

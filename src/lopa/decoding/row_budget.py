@@ -35,6 +35,11 @@ class Offer(NamedTuple):
     steps: FloatArray
     least: int = 0  # branches that it has in any case
 
+    def gain_of(self, branches: int) -> float:
+        """Tokens that so many branches are expected to bring over none."""
+        added, gains = self.steps
+        return float(gains[added.cumsum() <= branches].sum())
+
 
 class Rest(NamedTuple):
     """The sessions of a round whose branches are no choice, all together."""

@@ -139,6 +139,13 @@ class Mesh:
         part = torch.tensor([number]).view(torch.uint8)
         return int(self.gather(part).view(torch.int64).min())
 
+    def max_over_ranks(self, number: float) -> float:
+        """The largest of what the ranks have: of times, say."""
+        if self.world == 1:
+            return number
+        part = torch.tensor([number], dtype=torch.float64).view(torch.uint8)
+        return float(self.gather(part).view(torch.float64).max())
+
     def broadcast_object(self, thing: Any) -> Any:
         """What rank 0 has, on every rank."""
         if self.world == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from lopa.decoding.round_cost import RoundCost
 from lopa.distributed.fork_server import ForkServer
 from lopa.distributed.mesh import backend_for
 from lopa.distributed.placement import placements
-from lopa.distributed.rank_llm import given_cost
 from lopa.distributed.remote_engine import RemoteEngine
 from lopa.distributed.supervisor import Supervisor
 from lopa.engine import loader
@@ -74,9 +74,16 @@ class ParallelLLM(BaseLLM):
             self.supervisor, max_running=max_running, token_budget=token_budget, lock=self._lock
         )
 
-    @property
-    def round_cost(self) -> RoundCost:
-        return given_cost(self._round_cost)
+    def _measure_cost(self) -> RoundCost:
+        cost = self._lock.run(partial(self.supervisor.round_cost, anew=True))
+        assert cost is not None
+        return cost
+
+    def _kept_cost(self) -> RoundCost | None:
+        return self._lock.run(partial(self.supervisor.round_cost, anew=False))
+
+    def _keep_cost(self, cost: RoundCost) -> None:
+        """The ranks have kept it."""
 
     def close(self) -> None:
         if not self._lock.is_forked:  # the ranks are the parent's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from lopa.decoding.round_cost import RoundCost
 from lopa.distributed.branch_runner import BranchRunner
 from lopa.distributed.mesh import Mesh
 from lopa.distributed.tensor_parallel import join_parts, part_of, sum_outputs
-from lopa.engine import loader
+from lopa.engine import cost_measurement, loader
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET
 from lopa.engine.llm import BaseLLM
 from lopa.engine.loader import LoadOptions
@@ -17,16 +18,6 @@ from lopa.engine.scheduler import Scheduler
 from lopa.errors import ConfigError
 from lopa.models import checkpoint
 from lopa.runner.device import check_fits
-
-
-def given_cost(cost: RoundCost | None) -> RoundCost:
-    """What a round costs must be the same number on every rank: it is not measured here."""
-    if cost is None:
-        raise ConfigError(
-            "branches auto would be measured on each of several ranks and come out differently: "
-            "give a number of branches, objective tpf, or round_cost"
-        )
-    return cost
 
 
 class RankLLM(BaseLLM):
@@ -87,6 +78,27 @@ class RankLLM(BaseLLM):
     def close(self) -> None:
         self.mesh.close()
 
-    @property
-    def round_cost(self) -> RoundCost:
-        return given_cost(self._round_cost)
+    # -- what a round costs: the same number on every rank, by whoever's clock -----------------
+
+    def _measure_cost(self) -> RoundCost:
+        measure = cost_measurement.measure
+        runner, agree = self.runner, self.mesh.max_over_ranks
+        return self._lock.run(partial(measure, runner, self.config, self.decode_config, agree))
+
+    def _kept_cost(self) -> RoundCost | None:
+        found = super()._kept_cost() if self.mesh.rank == 0 else None
+        kept: RoundCost | None = self.mesh.broadcast_object(found)
+        return kept
+
+    def _keep_cost(self, cost: RoundCost) -> None:
+        if self.mesh.rank == 0:
+            super()._keep_cost(cost)
+
+    def _measured_with(self) -> dict[str, str]:
+        mesh = self.mesh
+        return {
+            **super()._measured_with(),
+            "branch_parallel": str(mesh.branch_parallel),
+            "tensor_parallel": str(mesh.tensor_parallel),
+            "collectives": mesh.backend,
+        }

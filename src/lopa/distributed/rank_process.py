@@ -234,6 +234,16 @@ class RankLoop:
             gone = self.sessions.pop(rest[0], None)
             if gone is not None:
                 self.engine.abort(gone)
+        elif kind == "round_cost":
+            self._report_cost(*rest)
+
+    def _report_cost(self, anew: bool) -> None:
+        """Measured by all ranks together, or as it is kept on disk; None: it is not."""
+        if anew:
+            self.llm.measure_round_cost()
+        cost = self.llm.round_cost if self.llm.knows_round_cost else None
+        if self.is_first:
+            self.writer.send("round_cost", cost)
 
     def _report(self, events: Sequence[tuple[Session, Event]]) -> None:
         results = []

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from lopa.decoding.round_cost import RoundCost
 from lopa.distributed.fork_server import ForkServer
 from lopa.distributed.placement import DevicePlacement
 from lopa.distributed.rank_group import LostRankError, Message, RankGroup
@@ -77,6 +78,8 @@ class Supervisor:
         self._sessions: dict[Session, _Supervised] = {}
         self._next_number = 0
         self._failures: list[int | None] = []  # ranks to blame since the last round
+        self._cost: RoundCost | None = None  # as the ranks have reported it last
+        self._cost_answers = 0
         self._fork_server, self._progress = fork_server, progress
         self.group: RankGroup | None = None
         self._closed = False
@@ -111,6 +114,22 @@ class Supervisor:
         if tokens != self._token_budget and self.group is not None:
             self.group.send("token_budget", tokens)
         self._token_budget = tokens
+
+    def round_cost(self, *, anew: bool) -> RoundCost | None:
+        """What a round costs on these ranks: measured, or as they have it; None: they do not."""
+        answered = self._cost_answers
+        asked: RankGroup | None = None
+        while self._cost_answers == answered:
+            try:
+                if self._group is not asked:  # also where it was replaced meanwhile
+                    asked = self._group
+                    asked.forgive_silence()
+                    asked.send("round_cost", anew)
+                for message in asked.receive(busy=True):
+                    self._act_on(message)
+            except LostRankError as lost:
+                self._rebuild(lost)
+        return self._cost
 
     def step(self) -> None:
         """Wait a little for the ranks, and deliver what they report; replace a lost group."""
@@ -161,6 +180,9 @@ class Supervisor:
         kind, *rest = message
         if kind == "kv_pages":
             self.kv_pages = rest[0]
+        elif kind == "round_cost":
+            (self._cost,) = rest
+            self._cost_answers += 1
         elif kind == "round":
             results, running = rest
             self._failures.clear()

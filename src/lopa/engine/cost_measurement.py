@@ -43,12 +43,17 @@ ENOUGH = 2.0  # seconds: with the least turns done, no more are begun
 SECONDS = 0.1  # a round that takes longer is the last one measured; there are three at least
 
 
-def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeConfig]) -> RoundCost:
-    """settings: makes a configuration that suits the model."""
+def measure(
+    runner: Runner,
+    model: ModelConfig,
+    settings: Callable[..., DecodeConfig],  # makes a configuration that suits the model
+    agree: Callable[[float], float] = float,
+) -> RoundCost:
+    """agree: makes one number of what the clocks of several ranks say, the same on each of them."""
     timed: list[_Timed] = []
     try:
         for size in ROUND_SIZES:
-            if len(timed) >= 3 and min(timed[-1].seconds) > SECONDS:
+            if len(timed) >= 3 and agree(min(timed[-1].seconds)) > SECONDS:
                 break
             one = _Timed(runner, model, settings, *size)
             try:
@@ -66,7 +71,7 @@ def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeCo
             one.host_seconds.clear()
         began = time.perf_counter()
         for turn in range(MOST_TURNS):
-            if turn >= LEAST_TURNS and time.perf_counter() - began > ENOUGH:
+            if turn >= LEAST_TURNS and agree(time.perf_counter() - began) > ENOUGH:
                 break
             for one in timed:
                 one.turn()
@@ -75,24 +80,26 @@ def measure(runner: Runner, model: ModelConfig, settings: Callable[..., DecodeCo
             one.engine.close()
     if not timed:
         return EVERY_ROUND_THE_SAME
-    return _cost(timed, runner.padding)
+    return _cost(timed, agree, runner.padding)
 
 
-def _cost(timed: list[_Timed], padding: tuple[tuple[int, int], ...]) -> RoundCost:
+def _cost(
+    timed: list[_Timed], agree: Callable[[float], float], padding: tuple[tuple[int, int], ...]
+) -> RoundCost:
     # The median: the fastest of each may be of different moments of a machine whose speed varies.
-    points = {one.tokens: statistics.median(one.seconds) for one in timed if one.sessions == 1}
-    largest, per_session = max(points), 0.0
-    for one in (one for one in timed if one.sessions > 1):
+    seconds = [agree(statistics.median(one.seconds)) for one in timed]
+    host = [agree(statistics.median(one.host_seconds)) for one in timed]
+    points = {one.tokens: s for one, s in zip(timed, seconds, strict=True) if one.sessions == 1}
+    alone, largest, per_session = RoundCost(tuple(sorted(points.items()))), max(points), 0.0
+    for one, whole, on_host in zip(timed, seconds, host, strict=True):
+        if one.sessions == 1:
+            continue
         if not per_session:
-            host = statistics.median(one.host_seconds) / one.sessions
             # Records and text are left to when the device works; with many they take longer.
-            more = statistics.median(one.seconds) - RoundCost(tuple(sorted(points.items())))(
-                one.tokens
-            )
-            per_session = max(host, more / (one.sessions - 1))
+            beside = (whole - alone(one.tokens)) / (one.sessions - 1)
+            per_session = max(on_host / one.sessions, beside)
         if one.tokens > largest:
-            rest = statistics.median(one.seconds) - (one.sessions - 1) * per_session
-            points[one.tokens] = max(rest, points[largest])
+            points[one.tokens] = whole - (one.sessions - 1) * per_session
     # More tokens never cost less.
     rising = itertools.accumulate((points[tokens] for tokens in sorted(points)), max)
     return RoundCost(tuple(zip(sorted(points), rising, strict=True)), per_session, padding)

@@ -6,6 +6,7 @@ and sessions. How weights are loaded and what drives the sessions is each one's 
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -19,7 +20,7 @@ from lopa.config import AttentionName, DecodeConfig
 from lopa.decoding.decoder import Decoder
 from lopa.decoding.policy import LookaheadPolicy
 from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost, RoundCostLike
-from lopa.engine import cost_measurement, loader, prompts
+from lopa.engine import cost_measurement, kept_cost, loader, prompts
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
 from lopa.engine.engine_lock import EngineLock
 from lopa.engine.loader import LoadOptions
@@ -49,7 +50,9 @@ class BaseLLM(ABC):
         self.dtype = choose_dtype(options.dtype, self.config.dtype)
         kind = options.quantize
         self.quantize = None if kind is None else check_quantize(kind, self.config, device)
+        self._options = options
         self._round_cost = options.given_cost()
+        self.cost_seconds = 0.0  # that measuring it took, if it was measured here
         self._lock = EngineLock()
 
     def _finish_loading(self, options: LoadOptions) -> None:
@@ -64,12 +67,57 @@ class BaseLLM(ABC):
     def engine(self, *, max_running: int = MAX_RUNNING, token_budget: int = TOKEN_BUDGET) -> Engine:
         """What runs many of this model's sessions at once."""
 
-    @property
-    @abstractmethod
-    def round_cost(self) -> RoundCost:
-        """What a round costs here, for branches "auto"."""
+    # -- what a round costs -------------------------------------------------------------------
 
-    measures_cost = False  # whether `round_cost` is measured here, on first use
+    @property
+    def measures_cost(self) -> bool:
+        """Whether there is a cost to measure: the model can be decoded with branches."""
+        return "lopa" in family_named(self.config.family).decoders
+
+    @property
+    def knows_round_cost(self) -> bool:
+        """Whether it is there without measuring: given, measured before, or kept on disk."""
+        if self._round_cost is None:
+            with self._lock.held():
+                self._round_cost = self._round_cost or self._kept_cost()
+        return self._round_cost is not None
+
+    @property
+    def round_cost(self) -> RoundCost:
+        """What a round costs here, for branches "auto".
+
+        Measured where it is not known: no other session may be running then.
+        """
+        if self._round_cost is None:
+            with self._lock.held():  # one thread measures, the others wait for it
+                if not self.knows_round_cost:
+                    return self.measure_round_cost()
+        assert self._round_cost is not None
+        return self._round_cost
+
+    def measure_round_cost(self) -> RoundCost:
+        """Measure it anew, and keep it on disk."""
+        with self._lock.held():
+            began = time.perf_counter()
+            self._round_cost = cost = self._measure_cost()
+            self.cost_seconds = time.perf_counter() - began
+            self._keep_cost(cost)
+        return cost
+
+    @abstractmethod
+    def _measure_cost(self) -> RoundCost: ...
+
+    def _kept_cost(self) -> RoundCost | None:
+        return kept_cost.load(self._measured_with())
+
+    def _keep_cost(self, cost: RoundCost) -> None:
+        if cost is not EVERY_ROUND_THE_SAME:  # which stands for none
+            kept_cost.save(cost, self._measured_with())
+
+    def _measured_with(self) -> dict[str, str]:
+        return kept_cost.measured_with(
+            self.name, self._options, self.device, self.dtype, self.quantize
+        )
 
     def close(self) -> None:  # noqa: B027 (a model in one process has nothing to end)
         """End what this model runs outside this process."""
@@ -287,7 +335,7 @@ class LLM(BaseLLM):
     warmup: capture graphs for rounds of up to so many tokens before the first request; without it
     each size is captured when it first comes. Only the triton backend uses it.
     round_cost: (tokens, seconds) points of a round's time, for branches "auto"; measured on first
-    use by default. The same points give the same answers again, on any device.
+    use and kept on disk by default. The same points give the same answers again, on any device.
     progress: called with (tensors read, tensors in all) while weights are loaded.
     """
 
@@ -331,7 +379,6 @@ class LLM(BaseLLM):
         self.model.config = self.config
         loader.quantize_weights(self.model, self.quantize)
         self.runner = loader.make_runner(self.model, options, backend=options.backend)
-        self.measures_cost = "lopa" in family_named(self.config.family).decoders
 
     def engine(
         self, *, max_running: int = MAX_RUNNING, token_budget: int = TOKEN_BUDGET
@@ -345,15 +392,7 @@ class LLM(BaseLLM):
             lock=self._lock,
         )
 
-    @property
-    def round_cost(self) -> RoundCost:
-        """What a round costs here. Measured on first use: no other session may be running then."""
-        if self._round_cost is None:
-            with self._lock.held():  # one thread measures, the others wait for it
-                self._round_cost = self._round_cost or self.measure_round_cost()
-        return self._round_cost
-
-    def measure_round_cost(self) -> RoundCost:
+    def _measure_cost(self) -> RoundCost:
         measure = partial(cost_measurement.measure, self.runner, self.config, self.decode_config)
         return self._lock.run(measure)
 

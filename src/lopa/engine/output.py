@@ -37,6 +37,12 @@ class Output:
         return self.tokens_paper / (self.rounds + 1)
 
     @property
+    def mean_branches(self) -> float:
+        """Lookahead branches of a round, on average."""
+        rounds = self.trace.rounds
+        return sum(len(r.branches) - 1 for r in rounds) / len(rounds) if rounds else 0.0
+
+    @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds if self.seconds else 0.0
 
@@ -54,6 +60,7 @@ class Output:
             "rounds": self.rounds,
             "tpf": self.tpf,
             "tpf_paper": self.tpf_paper,
+            "mean_branches": self.mean_branches,
             "tokens": self.tokens,
             "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,6 +49,17 @@ def choose_device(name: str) -> torch.device:
     if wanted not in found:
         raise DeviceError(f"no device {name!r} here: choose from auto, {', '.join(found)}")
     return torch.device(wanted)
+
+
+def device_name(device: torch.device) -> str:
+    """What the hardware is called, as far as can be told."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next(line for line in lines if line.startswith("model name"))
+        return f"{device.type}: {name.partition(':')[2].strip()}"
+    return f"{device.type}: {platform.machine()}"
 
 
 def choose_dtype(name: str, checkpoint: str) -> torch.dtype:

@@ -30,6 +30,8 @@ class Job:
     stream: bool = False  # its events are sent to the client at once
     denoise: bool = False  # events carry trace lines
     logprobs: bool = False
+    # Of the rounds that an engine which was lost has reported: they are run again as they were.
+    known_branches: list[int] = field(default_factory=list)
 
     def message(self) -> dict[str, Any]:
         """Its fields, not copied: a prompt may be long."""
@@ -73,6 +75,7 @@ class Advance:
     seconds: float
     winner_rank: int  # of the winning branch: 1 is the first lookahead, 0 the anchor
     branches: int  # rows that competed, the anchor included
+    expected_gain: float = 0.0  # tokens that auto expected its branches to add
     tokens: list[Token] = field(default_factory=list)  # logprobs: the tokens of `text`
     trace_line: str | None = None  # denoise: the `round` line, as JSON
 
@@ -85,6 +88,7 @@ class Finished:
     tokens: int
     rounds: int
     tpf: float
+    branches: float  # of a round, on average
     seconds: float  # in its rounds
     queue_seconds: float  # before the first of them
     engine_seconds: float  # from the arrival of the job to its end

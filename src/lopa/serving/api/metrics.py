@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from lopa.config import AUTO_BRANCHES
 from lopa.serving.jobs import Advance, Failed, Finished
 
 if TYPE_CHECKING:
@@ -55,6 +56,17 @@ class Metrics:
             buckets=_TOKENS,
             registry=registry,
         )
+        self.branches = Histogram(
+            "lopa_branches",
+            "Branches of a round, per sequence",
+            buckets=AUTO_BRANCHES,
+            registry=registry,
+        )
+        self.expected_gain = Counter(
+            "lopa_expected_gain_tokens",
+            "Tokens that auto expected branches to add",
+            registry=registry,
+        )
         self.round_seconds = _seconds("lopa_round_seconds", "Duration of a round", registry)
         self.queue_seconds = _seconds(
             "lopa_queue_seconds", "Time in the queue, before the first round", registry
@@ -77,6 +89,8 @@ class Metrics:
     def advanced(self, request: RequestState, event: Advance) -> None:
         self.rounds.inc()
         self.round_seconds.observe(event.seconds)
+        self.branches.observe(event.branches - 1)
+        self.expected_gain.inc(event.expected_gain)
         if event.branches > 1:
             self.wins.labels(str(event.winner_rank) if event.winner_rank else "anchor").inc()
 

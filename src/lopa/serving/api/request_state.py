@@ -1,9 +1,9 @@
 """The state of one job in the API: its events so far, across restarts of the engine.
 
-An HTTP request has one job per choice. Decoding is deterministic, so a job that is submitted again
-runs the same rounds. Events up to the last round that was reported are not reported again. When
-that round is reached the text must be the same; if it is not, a stream ends in an error, because
-what was sent cannot be taken back.
+An HTTP request has one job per choice. Decoding is deterministic but for the branches that `auto`
+gives a round, so a job that is submitted again with those it had runs the same rounds. Events up to
+the last round that was reported are not reported again. When that round is reached the text must be
+the same; if it is not, a stream ends in an error, because what was sent cannot be taken back.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class RequestState:
         self.text = ""
         self.tokens: list[Token] = []
         self.rounds = 0
+        self.branches: list[int] = []  # of those rounds
         self.filled = 0
         self.attempts = 0  # engines lost in a row while it ran, without progress in between
         self.submitted = False  # an engine has it
@@ -69,6 +70,8 @@ class RequestState:
         """The engine is lost: the next events are those of another attempt."""
         self.submitted = self.running = False
         self._restarted = True
+        if len(self.branches) > len(self.job.known_branches):
+            self.job.known_branches = self.branches.copy()
         self._replayed = (0, "", []) if self.rounds else None
 
     def handle(self, event: Event) -> None:
@@ -102,6 +105,7 @@ class RequestState:
             return
         self.attempts = 0
         self.rounds = event.round
+        self.branches.append(event.branches - 1)
         self.filled = event.filled
         self.text += event.text
         self.tokens += event.tokens

@@ -155,6 +155,7 @@ def statistics(end: Finished) -> dict[str, Any]:
         "finish": end.finish,
         "rounds": end.rounds,
         "tpf": end.tpf,
+        "branches": end.branches,
         "seconds": end.seconds,
         "queue_seconds": end.queue_seconds,
         "engine_seconds": end.engine_seconds,

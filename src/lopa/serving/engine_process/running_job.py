@@ -64,6 +64,7 @@ class RunningJob:
             seconds=record.seconds,
             winner_rank=0 if record.winner == anchor else record.winner + 1,
             branches=len(record.branches),
+            expected_gain=self.session.decoder.expected_gain,
             tokens=self._tokens(step) if self.job.logprobs else [],
             trace_line=self._round_line(step, text) if self.job.denoise else None,
         )
@@ -74,6 +75,7 @@ class RunningJob:
                 tokens=output.tokens,
                 rounds=output.rounds,
                 tpf=output.tpf,
+                branches=output.mean_branches,
                 seconds=output.seconds,
                 queue_seconds=self._queue_seconds,
                 engine_seconds=time.perf_counter() - self.arrived,

@@ -25,11 +25,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lopa.config import RANK_TIMEOUT, DecodeConfig, options_of, with_changes
+from lopa.config import RANK_TIMEOUT, DecodeConfig, DecoderName, options_of, with_changes
 from lopa.distributed.channel import die_with
 from lopa.errors import ConfigError, LopaError, PromptError, RankError
 from lopa.models.families import family_named
-from lopa.serving.config import EngineConfig
+from lopa.serving.config import BRANCHES, EngineConfig
 from lopa.serving.engine_process.encoding_queue import EncodingQueue
 from lopa.serving.engine_process.running_job import RunningJob
 from lopa.serving.ipc import Channel
@@ -59,7 +59,9 @@ class Worker:
         self._opening = threading.Lock()  # jobs are encoded side by side, the rest is done in turn
         self._closed = False
         # Wrong defaults are found at once.
-        self._usual = llm.decode_config(config.preset, **config.decoding)
+        usual = llm.decode_config(config.preset, **config.decoding)
+        decoding = with_branches(config.decoding, usual.decoder, config.preset)
+        self._usual = llm.decode_config(config.preset, **decoding)
 
     def warm_up(self) -> None:
         """Run a round, so that the first request does not pay for lazy initialisation."""
@@ -182,6 +184,7 @@ class Worker:
         if config.steps is not None and config.steps > most:
             raise ConfigError(f"steps must be at most {most} here: one token per round")
         session = llm.session_from_ids(ids, config)
+        session.decoder.known_branches = tuple(job.known_branches)
         self.engine.check(session)
         task = RunningJob(job, session, since)
         return task, task.accepted(wanted)
@@ -197,7 +200,8 @@ class Worker:
             own = options_of(changes.get("decoder", self._usual.decoder), changes.get("window"))
             common = set(DecodeConfig(decoder="vanilla").settings()) - options_of("vanilla")
             defaults = {k: v for k, v in defaults.items() if k in own or k in common}
-        return {**with_changes(defaults, changes), **options}
+        given = {**with_changes(defaults, changes), **options}
+        return with_branches(given, self._usual.decoder, self.config.preset)
 
     def _listen(self) -> None:
         queue = EncodingQueue(self._encode)
@@ -264,6 +268,16 @@ def _failure(error: BaseException, job: Job) -> Failed:
     # A panic of the tokenizer's library: it is Rust, and its panics are no Exceptions.
     message = f"the tokenizer cannot read the prompt ({_named(error)}): change it"
     return Failed(kind="invalid", message=message, param="prompt")
+
+
+def with_branches(
+    given: dict[str, Any], usual_decoder: DecoderName, preset: str | None
+) -> dict[str, Any]:
+    """Options of a request, with the server's number of branches where nobody says how many."""
+    looks_ahead = given.get("decoder", usual_decoder) == "lopa"
+    if not looks_ahead or "branches" in given or preset is not None:
+        return given
+    return {**given, "branches": BRANCHES}
 
 
 def _param(error: LopaError, job: Job) -> str | None:

@@ -24,6 +24,7 @@ from lopa.config import (
 )
 from lopa.models.files import BUILT_IN
 from lopa.option_help import FIELDS
+from lopa.serving.config import BRANCHES
 from lopa.version import VERSION
 
 # (name, task, seed): short questions with long answers.
@@ -99,6 +100,7 @@ def _variants(usual: Mapping[str, Any], decoders: list[str]) -> list[dict[str, A
     own["window"] = _window(usual)
     plain = DecodeConfig(**own).settings()  # a score has defaults of its own
     changed = {n: v for n, v in usual.items() if n != "decoder" and v != plain.get(n)}
+    changed.setdefault("branches", usual.get("branches", BRANCHES))
     # Of lopa, where the server decodes otherwise.
     lopa = DecodeConfig().settings()
     usual_window = own["window"] or lopa["window"]
@@ -162,8 +164,8 @@ def _first(values: tuple[Any, ...], usual: Any) -> list[Any]:
 
 
 def _presets() -> dict[str, dict[str, Any]]:
-    """What each preset changes."""
-    usual = DecodeConfig().settings()
+    """What each preset changes, and its branches: the server may have its own number."""
+    usual = {**DecodeConfig().settings(), "branches": None}
     return {
         name: {k: v for k, v in DecodeConfig.preset(name).settings().items() if v != usual.get(k)}
         for name in PRESETS

@@ -24,6 +24,7 @@ from fastapi import FastAPI
 from pydantic import TypeAdapter, ValidationError
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 from lopa.config import DecodeConfig
@@ -35,6 +36,7 @@ from lopa.serving.api.server import listen
 from lopa.serving.config import EngineConfig, ServeConfig, model_name, read_api_keys
 from lopa.serving.ray.replica import REPLICA_QUEUE, Replica
 from lopa.serving.ray.replica_pool import ReplicaPool
+from lopa.serving.ray.replica_router import ReplicaRouter
 
 log = logging.getLogger("lopa.serving")
 
@@ -186,6 +188,9 @@ def build(
         ray_actor_options={"num_cpus": engine.ranks, "num_gpus": gpus},
         placement_group_bundles=[bundle(engine, gpus)],
         placement_group_strategy="STRICT_PACK",
+        request_router_config=RequestRouterConfig(
+            request_router_class=f"{ReplicaRouter.__module__}.{ReplicaRouter.__qualname__}"
+        ),
         health_check_period_s=2,
         health_check_timeout_s=10,
         graceful_shutdown_wait_loop_s=_SHUTDOWN_POLL_SECONDS,

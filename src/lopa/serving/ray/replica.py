@@ -49,6 +49,10 @@ class Replica:
     async def check_round(self) -> str:
         return await self._client.check_round()
 
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """For `replica_router`; Ray Serve asks for it."""
+        return {"round_cost": self._client.engine.get("round_cost")}
+
     async def gauges(self) -> tuple[str, dict[str, float | None]]:
         """Its name and its gauges."""
         return self.name, self._client.gauges()

@@ -22,6 +22,14 @@ const STATES = {
   ahead: ["not appended", "appended in a later round"],
 };
 
+// Drafts of the round after this one. With branches auto it tries the first few of those that were
+// spawned: how many is known once it has run.
+function nextDrafts(run, round) {
+  const spawned = run.rounds[round - 1]?.spawned ?? [];
+  const next = run.rounds[round];
+  return next ? spawned.slice(0, next.branches.length - 1) : spawned;
+}
+
 export class TokenGrid {
   // compact: small squares without text. onpick(position): a token was clicked.
   constructor(root, { compact = false, onpick = null, ondetail = null } = {}) {
@@ -70,8 +78,7 @@ export class TokenGrid {
       for (const position of run.filledIn[r]) this.#paint(position);
     }
     this.#mark("fresh", "fresh", run.filledIn[round] ?? []);
-    const drafts = round < run.total || !run.done ? run.rounds[round - 1]?.spawned ?? [] : [];
-    this.#candidates(drafts);
+    this.#candidates(round < run.total || !run.done ? nextDrafts(run, round) : []);
     if (this.colourBy === "round" && this.coloured !== run.total) {
       for (const [position, element] of this.cells) this.#paint(position, element);
       this.coloured = run.total;
@@ -89,7 +96,7 @@ export class TokenGrid {
     const cell = run.cellAt(position, this.shown);
     const place = position - run.prompt;
     if (!cell) {
-      const drafts = run.rounds[this.shown - 1]?.spawned ?? [];
+      const drafts = nextDrafts(run, this.shown);
       const found = drafts.flatMap((draft) => draft.filter((a) => a.position === position));
       const rows = [["place", `+${place}`]];
       if (found.length) {

@@ -1,0 +1,101 @@
+"""What rounds cost, kept on disk: it is measured once for a model on a device.
+
+A file holds the cost and what it was measured with. One that cannot be read, or was measured with
+other weights or other versions, counts as none. A folder that cannot be written is no error: the
+next run measures again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from lopa.decoding.round_cost import RoundCost
+from lopa.engine.loader import LoadOptions
+from lopa.errors import LopaError
+from lopa.models.checkpoint import DUMMY
+from lopa.models.files import resolve
+from lopa.runner.device import device_name
+from lopa.version import VERSION
+
+CACHE_VARIABLE = "LOPA_CACHE_DIR"  # in place of the user's cache folder
+# What a file is found by; one that differs in anything else is measured anew.
+NAMES = (
+    *("model", "adapter", "device", "dtype", "quantize", "backend", "threads", "cache_tokens"),
+    *("branch_parallel", "tensor_parallel"),
+)
+
+About = Mapping[str, str]  # what a cost was measured with
+
+
+def measured_with(
+    model: str,
+    options: LoadOptions,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantize: str | None,
+) -> dict[str, str]:
+    is_folder = Path(model).is_dir()
+    adapter = options.adapter
+    found = {
+        "model": Path(model).resolve() if is_folder else model,
+        "weights": weights_identity(model),
+        "adapter": None if adapter is None else f"{adapter} {weights_identity(str(adapter))}",
+        "device": device_name(device),
+        "dtype": dtype,
+        "quantize": quantize,
+        "backend": options.backend,
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "cache_tokens": options.cache_tokens,
+        "torch": torch.__version__,
+        "lopa": VERSION,
+    }
+    return {name: str(value) for name, value in found.items() if value is not None}
+
+
+def folder() -> Path:
+    if own := os.environ.get(CACHE_VARIABLE):
+        return Path(own) / "round_cost"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "lopa" / "round_cost"
+
+
+def path_of(about: About) -> Path:
+    name = re.sub(r"[^\w.-]+", "-", Path(about["model"]).name)[:40]
+    known = json.dumps([about.get(part) for part in NAMES])
+    digest = hashlib.sha256(known.encode()).hexdigest()[:16]
+    return folder() / f"{name}-{digest}.json"
+
+
+def load(about: About) -> RoundCost | None:
+    try:
+        path = path_of(about).expanduser()
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if raw["about"] != dict(about):
+            return None
+        return RoundCost.of(raw)
+    except (OSError, RuntimeError, ValueError, LookupError, TypeError, RecursionError, LopaError):
+        return None
+
+
+def save(cost: RoundCost, about: About) -> None:
+    with suppress(OSError, RuntimeError, LopaError):  # RuntimeError: there is no home folder
+        cost.write(path_of(about).expanduser(), about=dict(about))
+
+
+def weights_identity(model: str) -> str | None:
+    """Of the files of a model or an adapter: names, sizes and times. None: they are gone."""
+    if model.startswith(DUMMY):
+        return model
+    try:
+        files = sorted(f for f in resolve(model).iterdir() if f.suffix in (".safetensors", ".json"))
+        stats = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+    except (OSError, LopaError):
+        return None
+    return hashlib.sha256(repr(stats).encode()).hexdigest()[:16]
