@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 BROWSER_READY := $(VENV)/.browser-ready
 
 .PHONY: run test test-engine test-parallel test-faults test-browser screenshots
-.PHONY: test-serving-soak test-ray test-harness lint audit clean
+.PHONY: test-serving-soak test-ray test-harness test-judge lint audit clean
 
 run: $(READY)
 	$(BIN)/lopa race --max-new-tokens 128
@@ -42,6 +42,11 @@ $(VENV)/.ray: $(READY)
 # lm-evaluation-harness and EvalPlus on local files.
 test-harness: $(VENV)/.harness
 	$(BIN)/python -m pytest tests/evaluation -m harness -n 2 --dist worksteal
+
+# The judge of generated code: on every Python from 3.11 that is here, as root, as a user, and in a
+# user namespace.
+test-judge: $(READY)
+	$(BIN)/python -m pytest tests/evaluation/test_judge_matrix.py -m judge
 
 # EvalPlus without its clients of paid services, which want an older protobuf than Ray has.
 EVALPLUS_NEEDS := appdirs fire multipledispatch psutil tempdir termcolor tree-sitter tree-sitter-python wget

@@ -27,7 +27,7 @@ from lopa.engine.cost_measurement import steady_session
 from lopa.engine.scheduler import Scheduler
 from lopa.models.transformer import Transformer
 from lopa.runner import graph_inputs
-from lopa.runner.backend_torch import Found, InFlight
+from lopa.runner.backend_torch import Found, PendingStats
 from lopa.runner.backend_triton import TritonBackend
 from lopa.runner.batch import Batch
 from lopa.runner.kv_cache import KVCache
@@ -48,7 +48,7 @@ class NoDevice(TritonBackend):
 
     def launch(
         self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
-    ) -> InFlight:
+    ) -> PendingStats:
         sizes = graph_inputs.layer_sizes(batch, self._group)
         if sizes not in self.layers:
             buffer = graph_inputs.layer_buffer(sizes)
@@ -60,7 +60,7 @@ class NoDevice(TritonBackend):
         if head not in self.heads:
             self.heads[head] = graph_inputs.head_arrays(graph_inputs.head_buffer(head), head)
         graph_inputs.fill_head(self.heads[head], batch, configs)
-        return InFlight(partial(self.answer, len(batch.wanted.source)))
+        return PendingStats(partial(self.answer, len(batch.wanted.source)))
 
     def answer(self, wanted: int) -> Found:
         token = self.random.integers(5, 100, wanted)

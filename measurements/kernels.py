@@ -22,6 +22,8 @@ from torch import Tensor
 
 from graph_time import microseconds
 from lopa import LLM, DecodeConfig
+from lopa.decoding.round_cost import RoundCost
+from lopa.engine.scheduler import Scheduler
 from lopa.kernels.compressed_linear import CompressedLinear
 from lopa.kernels.cublaslt import algorithms_of, all_entries, cublaslt_table
 from lopa.kernels.hopper.common import arrange_rows, available
@@ -344,6 +346,18 @@ def check_rounds(device: Any) -> dict[str, float]:
     return found
 
 
+def _run_all(engine: Any, llm: LLM, prompts: list[list[int]], config: Any) -> tuple[Any, int]:
+    """The tokens of all, and how many rounds were in flight at once."""
+    sessions = [llm.session(prompt, config) for prompt in prompts]
+    for session in sessions:
+        engine.add(session)
+    in_flight = 0
+    while engine.busy:
+        engine.step()
+        in_flight = max(in_flight, len(engine.in_flight))
+    return [s.output.token_ids for s in sessions if s.output], in_flight
+
+
 def _check_rounds(device: Any, attention: Any) -> dict[str, float]:
     llm = LLM("dummy:dream-tiny", device=str(device), dtype="float32", cache_tokens=8192)
     prompts = [[1 + (7 * i + j) % 200 for j in range(5 + 20 * i)] for i in range(8)]
@@ -363,13 +377,17 @@ def _check_rounds(device: Any, attention: Any) -> dict[str, float]:
     while engine.busy:
         engine.step()
     ahead = [llm.generate(prompt, config).token_ids for prompt in prompts]
+    host_bound = RoundCost(((1, 1e-6), (9999, 2e-6)), per_session=1.0)
+    all_at_once, _ = _run_all(Scheduler(llm.runner), llm, prompts, config)
+    in_halves, in_flight = _run_all(Scheduler(llm.runner, cost=host_bound), llm, prompts, config)
     warm = LLM(
         "dummy:dream-tiny", device=str(device), dtype="float32", cache_tokens=8192, warmup=256
     )
     backend = warm.runner.backend
 
     def captured() -> set[object]:
-        return {*backend._graphs.layers, *backend._graphs.heads}
+        graphs = backend._lanes[0].graphs
+        return {*graphs.layers, *graphs.heads}
 
     ready = captured()
     same = warm.generate(prompts[0], config).token_ids == alone[0]
@@ -377,6 +395,9 @@ def _check_rounds(device: Any, attention: Any) -> dict[str, float]:
     return {
         "overlapped rounds": float(sum(a != b for a, b in zip(ahead, alone, strict=True))),
         "many at once": float(sum(a != b for a, b in zip(together, alone, strict=True))),
+        "all at once": float(sum(a != b for a, b in zip(all_at_once, alone, strict=True))),
+        "in two halves": float(sum(a != b for a, b in zip(in_halves, alone, strict=True))),
+        "in two halves: not in flight together": float(in_flight != 2),
         "warmed up: graphs that were missing": float(len(captured() - ready)),
         "warmed up: answers that differ": float(not same),
     }

@@ -49,7 +49,15 @@ def test_defaults_by_decoder() -> None:
         ({"decoder": "d2f", "branches": 4}, "branches is not used by the d2f decoder"),
         ({"decoder": "vanilla", "threshold": 0.9}, "threshold is not used by the vanilla"),
         ({"decoder": "vanilla", "block_size": 8}, "block_size is not used"),
-        ({"decoder": "d2f", "steps": 8}, "belongs to vanilla, fast-dllm"),
+        ({"decoder": "d2f", "steps": 8}, "belongs to vanilla, fast-dllm, sdar, llada2, lopa"),
+        ({"decoder": "d2f", "edit_threshold": 0.9}, "belongs to sdar, llada2, lopa"),
+        ({"edit_rounds": 3}, "edit_rounds is not used by the lopa decoder without edit_threshold"),
+        ({"decoder": "llada2", "edit_threshold": 0.9, "steps": 8}, "decoder with edit_threshold:"),
+        ({"decoder": "sdar", "edit_rounds": 8}, "by the sdar decoder without edit_threshold:"),
+        ({"decoder": "sdar", "quota": 2}, "quota is not used by the sdar decoder"),
+        ({"steps": 4, "quota": 2}, "steps and quota both say"),
+        ({"quota": 0}, "quota must be a whole number, at least 1"),
+        ({"window": "canvas", "quota": 2}, "quota is not used"),
         ({"decoder": "vanilla", "attention": "block"}, "attention is not used"),
         ({"decoder": "vanilla", "window": "pipeline"}, "always uses the canvas window"),
         ({"window": "canvas", "block_size": 32}, "canvas window"),
@@ -106,7 +114,7 @@ def test_parity_mode_cuts_to_whole_blocks() -> None:
     assert config.blocks == 3
 
 
-@pytest.mark.parametrize("decoder", ["vanilla", "fast-dllm", "sdar", "d2f", "lopa"])
+@pytest.mark.parametrize("decoder", ["vanilla", "fast-dllm", "sdar", "llada2", "d2f", "lopa"])
 def test_settings_round_trip(decoder: Any) -> None:
     config = DecodeConfig(decoder=decoder, max_new_tokens=64, stop=("a",), seed=3)
     assert DecodeConfig(**config.settings()) == config
@@ -115,6 +123,8 @@ def test_settings_round_trip(decoder: Any) -> None:
         "steps",
         "score_window",
         "objective",
+        "edit_threshold",
+        "edit_rounds",
     }
 
 

@@ -6,6 +6,7 @@ it. An option that the chosen decoder does not use is an error, never ignored.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
@@ -14,7 +15,7 @@ from typing import Any, Literal, get_args
 from lopa.errors import ConfigError
 from lopa.option_help import FIELDS
 
-DecoderName = Literal["vanilla", "fast-dllm", "sdar", "d2f", "lopa"]
+DecoderName = Literal["vanilla", "fast-dllm", "sdar", "llada2", "d2f", "lopa"]
 WindowName = Literal["canvas", "blocks", "pipeline"]
 RankingName = Literal["max_prob", "margin", "neg_entropy"]
 ScoreName = Literal["mean", "window", "segment", "fills"]
@@ -36,7 +37,16 @@ _OWN: Any = None
 _WINDOW_OPTIONS: dict[WindowName, dict[str, Any]] = {
     "canvas": {},
     "blocks": {"block_size": 32, "cache": "dual"},
-    "pipeline": {"block_size": 32, "append_at": 0.1, "activate_at": 0.95, "attention": "full"},
+    "pipeline": {
+        "block_size": 32,
+        "append_at": 0.1,
+        "activate_at": 0.95,
+        "attention": "full",
+        "quota": 1,
+        "steps": None,
+        "edit_threshold": None,
+        "edit_rounds": 16,  # only with an edit_threshold
+    },
 }
 _LOOKAHEAD_OPTIONS: dict[str, Any] = {
     "branches": 7,
@@ -76,6 +86,9 @@ _DECODER_OPTIONS: dict[DecoderName, dict[str, Any]] = {
         "steps": None,
         "order": "confidence",
     },
+    # The same with LLaDA2's defaults. Its `steps` are fewer where there is little to generate; with
+    # an edit_threshold, which makes it LLaDA2.1's, every round has the same quota.
+    "llada2": {"window": "pipeline", "ranking": "max_prob", "threshold": 0.95},
     "d2f": {"window": "pipeline", "ranking": "neg_entropy", "threshold": 0.9},
     "lopa": {
         "window": "pipeline",
@@ -110,9 +123,14 @@ _UNACCEPTED: dict[str, tuple[str, ...]] = {
     ),
 }
 # Options of its window that a decoder is defined by, and does not leave to choose.
+_ONE_BLOCK = {"append_at": 1.0, "activate_at": 1.0, "attention": "block"}
 _FIXED: dict[str, dict[str, Any]] = {
-    "sdar": {"append_at": 1.0, "activate_at": 1.0, "attention": "block"},
+    "sdar": {**_ONE_BLOCK, "quota": 1},
+    "llada2": _ONE_BLOCK,
+    "d2f": {"quota": 1, "steps": None, "edit_threshold": None, "edit_rounds": None},
 }
+# Decoders that always have a schedule: one token a round, in at most so many rounds.
+_STEPS: dict[str, int] = {"vanilla": sys.maxsize, "sdar": sys.maxsize, "llada2": 32}
 # What an option the decoder does not use reads as: the value under which it does nothing.
 _NEUTRAL: dict[str, Any] = {
     "branches": 0,
@@ -150,7 +168,12 @@ class DecodeConfig:
     # What is filled in a round.
     threshold: float = _OWN  # τ_conf, compared with max_prob
     factor: float | None = None  # Fast-dLLM's other rule
-    steps: int | None = None  # vanilla's schedule; Fast-dLLM's fixed count; SDAR's, a block
+    # vanilla's schedule; Fast-dLLM's fixed count; in a pipeline the rounds that a block is shared
+    # out over
+    steps: int | None = None
+    quota: int = _OWN  # least tokens that a round fills in a block, without such a schedule
+    edit_threshold: float | None = None  # replace a filled token by one above this; None: never
+    edit_rounds: int = _OWN  # most rounds of a block after its last mask
     order: OrderName = _OWN  # SDAR's: the most confident first, or from left to right
 
     # Lookahead.
@@ -202,13 +225,17 @@ class DecodeConfig:
         own = {k: v for k, v in own.items() if k not in fixed and k not in unscored}
         if self.branches != "auto":
             own.pop("objective", None)
+        if self.edit_threshold is None:
+            own.pop("edit_rounds", None)
+        elif self.decoder == "llada2":
+            own.pop("steps")
         if self.decoder == "fast-dllm" and (self.factor is not None or self.steps is not None):
             own["threshold"] = None  # the other two rules take its place
         for name in _OPTIONAL:
             self._apply_default(name, own, _NEUTRAL | fixed)
-        if self.decoder in ("vanilla", "sdar") and self.steps is None:
+        if self.decoder in _STEPS and self.steps is None and "steps" in own:
             every = self.max_new_tokens if self.decoder == "vanilla" else self.block_size
-            object.__setattr__(self, "steps", every)
+            object.__setattr__(self, "steps", min(every, _STEPS[self.decoder]))
         stop: object = self.stop  # a lone string is welcome too
         if not isinstance(stop, str | list | tuple):
             raise ConfigError("stop must be one or more non-empty strings")
@@ -225,6 +252,8 @@ class DecodeConfig:
         elif name not in own and given != unused.get(name):
             users = [d for d in get_args(DecoderName) if name in options_of(d)]
             hint = f"; it belongs to {', '.join(users)}" if users else ""
+            if self.decoder in users:
+                hint = " with edit_threshold" if self.edits else " without edit_threshold"
             raise ConfigError(
                 f"{name} is not used by the {self.decoder} decoder"
                 + (self._lopa_hint(name, own) if self.decoder == "lopa" else hint)
@@ -248,6 +277,8 @@ class DecodeConfig:
             return f" with score {self._asked('score')}"
         if name == "objective":
             return " unless branches is auto"
+        if name == "edit_rounds" and own["window"] == "pipeline":
+            return " without edit_threshold"
         return f" on the {own['window']} window"
 
     def _plain_numbers(self) -> None:
@@ -311,10 +342,14 @@ class DecodeConfig:
         rules = [n for n in ("threshold", "factor", "steps") if getattr(self, n) is not None]
         if self.decoder == "fast-dllm" and len(rules) > 1:
             raise ConfigError(f"{' and '.join(rules)} are different fill rules: give one of them")
+        if self.decoder != "llada2" and self.steps is not None and (self.quota or 1) > 1:
+            raise ConfigError("steps and quota both say how many to fill: give one of them")
         if self.window == "canvas":
             return
         whole, rest = divmod(self.max_new_tokens, self.block_size)
-        if rest and not self.early_stop and not (self.window == "pipeline" and whole > 0):
+        rounds_down = self.window == "pipeline" and whole > 0
+        by_blocks = "append_at" in _FIXED.get(self.decoder, ())  # always as many as are needed
+        if rest and not self.early_stop and not rounds_down and not by_blocks:
             sizes = [n for n in (whole * self.block_size, (whole + 1) * self.block_size) if n]
             raise ConfigError(
                 f"block_size {self.block_size} does not divide max_new_tokens "
@@ -337,6 +372,26 @@ class DecodeConfig:
             return 1
         whole, rest = divmod(self.max_new_tokens, self.block_size)
         return whole + (rest > 0 and self.early_stop)
+
+    @property
+    def block_steps(self) -> int | None:
+        """Rounds that a block of the pipeline is shared out over; None: by `quota`."""
+        if self.steps is None or self.decoder != "llada2":
+            return self.steps
+        return max(1, min(self.steps, self.max_new_tokens // self.quota))
+
+    @property
+    def edits(self) -> bool:
+        """Whether filled tokens may be replaced."""
+        return self.edit_threshold is not None
+
+    @property
+    def cuts_answer(self) -> bool:
+        """Whether an answer ends with its EOS, or max_new_tokens, and not with a block.
+
+        Parity mode gives whole blocks, where the published loop does.
+        """
+        return self.early_stop or self.decoder == "llada2"
 
     @property
     def most_branches(self) -> int:
@@ -412,6 +467,8 @@ _WHOLE_NUMBERS = (
     ("max_new_tokens", 1, _NO_LIMIT),
     ("block_size", 1, _NO_LIMIT),
     ("steps", 1, 1_000_000),
+    ("quota", 1, _NO_LIMIT),
+    ("edit_rounds", 0, _NO_LIMIT),
     ("branches", 0, MAX_BRANCHES),
     ("score_window", 1, _NO_LIMIT),
     ("max_rounds", 1, _NO_LIMIT),
@@ -422,6 +479,7 @@ _NUMBERS = (
     ("append_at", 0.0, 1.0),
     ("activate_at", 0.0, 1.0),
     ("threshold", 0.0, 1.0),
+    ("edit_threshold", 0.0, 1.0),
     ("factor", 0.0, 1e6),
     ("score_fraction", 0.0, 1.0),
     ("agreement", 0.0, 1.0),
@@ -477,6 +535,10 @@ def with_changes(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str,
         decoder = changes.get("decoder", settings.get("decoder", "lopa"))
         dropped |= set(_OPTIONAL) - options_of(decoder, changes.get("window"))
         dropped |= {"window", "steps"}
+    if changes.get("edit_threshold", 0) is None:
+        dropped.add("edit_rounds")
+    elif "edit_threshold" in changes and settings.get("decoder") == "llada2":
+        dropped.add("steps")
     if changes.get("branches", "auto") != "auto":
         dropped.add("objective")
     kept = {name: value for name, value in settings.items() if name not in dropped}

@@ -22,8 +22,14 @@ FIELDS: dict[str, tuple[str, str]] = {
     "factor": ("Filling", "Fast-dLLM's factor rule, instead of the threshold"),
     "steps": (
         "Filling",
-        "Fixed number of rounds; for sdar, per block (default: one token per round)",
+        "Fixed number of rounds; in a pipeline, rounds that each block is shared out over",
     ),
+    "quota": ("Filling", "Minimum tokens that a round fills in a block that has to get on"),
+    "edit_threshold": (
+        "Filling",
+        "Replace a filled token of an unfinished block by one more confident than this",
+    ),
+    "edit_rounds": ("Filling", "Maximum rounds of editing after the last mask of a block"),
     "order": ("Filling", "What sdar fills first when few tokens are above the threshold"),
     "objective": (
         "Lookahead",

@@ -16,7 +16,7 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.floating[Any]]
 BoolArray = npt.NDArray[np.bool_]
 
-FillKind = Literal["threshold", "forced", "count", "merged"]
+FillKind = Literal["threshold", "forced", "count", "merged", "edited"]
 BlockState = Literal["semi", "active", "to_cache", "in_cache"]
 FinishReason = Literal["eos", "stop", "length", "rounds"]
 
@@ -37,7 +37,7 @@ class Plan:
     commit: int  # tokens from `start` whose KV of the winner is written to the cache
     rows: IntArray  # [R, L] tokens; lookaheads in rank order, the anchor last
     row_ends: IntArray  # [R] end of each row, absolute; what lies behind it is padding
-    wanted: BoolArray  # [R, L] where statistics are asked for: the masks
+    wanted: BoolArray  # [R, L] where statistics are asked for: masks, and tokens to be edited
     block_ids: IntArray | None  # [L] block of each position under block attention, else None
 
 
@@ -91,7 +91,10 @@ class Branch:
 
 @dataclass(slots=True)
 class Fill:
-    """One token fixed on the winner, from the logits that made it win."""
+    """One token fixed on the winner, from the logits that made it win.
+
+    An edited one replaces a token; each of the others fills a mask.
+    """
 
     position: int
     token: int

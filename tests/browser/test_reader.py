@@ -232,3 +232,28 @@ def test_a_branch_without_its_lists_is_refused(
         "\n".join(map(json.dumps, lines)),
     )
     assert message == f"{broken} is missing"
+
+
+def test_an_edited_token_is_what_it_was_before(open_page: OpenPage, tmp_path: Path) -> None:
+    """A round shows the tokens of its time, although a later one replaces them."""
+    made = refusing_trace()
+    anchor, done = Branch([], 1.0, 0, 10, False), BlockView(2, 10, "active", 0)
+    edits = [Fill(2, 9, 0.9, "edited"), Fill(9, 1, 0.8, "edited")]
+    made.rounds.append(Round(3, 2, 2, 0, [anchor], 0, edits, [], [done]))
+    made.token_ids = [9, *range(2, 8), 1]
+    trace.write(made, tmp_path / "run.jsonl")
+    page = open_page()
+    page.locator("#file").set_input_files(tmp_path / "run.jsonl")
+    expect(page.locator("#status")).to_contain_text("Finished")
+    cells = page.locator("#grid .cell.filled")
+    assert cells.all_inner_texts() == list("ibcdefga")
+    assert page.locator("#grid .cell.edited").all_inner_texts() == list("ia")
+    expect(page.locator("#story")).to_contain_text("no token filled, 2 edited")
+    page.locator("#grid .cell.edited").first.hover()
+    expect(page.get_by_role("tooltip")).to_contain_text("edited: replaces a token")
+    expect(page.get_by_role("tooltip")).to_contain_text("‘a’")
+    page.locator("#step-back").click()
+    assert cells.all_inner_texts() == list("abcdefgh")
+    assert page.locator("#grid .cell.edited").count() == 0
+    page.locator("#step-back").click()
+    assert cells.count() == 0

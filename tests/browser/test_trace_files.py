@@ -112,6 +112,18 @@ def test_numbers_out_of_range(open_page: OpenPage, part: str, name: str, value: 
     expect(page.locator("#welcome")).to_be_visible()
 
 
+def test_more_positions_than_the_page_shows(open_page: OpenPage) -> None:
+    llm = LLM("dummy:dream-tiny", device="cpu")
+    made = llm.generate("Hello", DecodeConfig(max_new_tokens=32)).trace
+    records = [json.loads(line) for line in trace.lines(made)]
+    records[1]["blocks"][-1]["end"] = 200_000
+    page = open_page()
+    page.evaluate(DROP, "\n".join(map(json.dumps, records)))
+    alert = page.get_by_role("alert").first
+    expect(alert).to_contain_text("a block of round 1 ends 199995 positions after the prompt")
+    expect(page.locator("#welcome")).to_be_visible()
+
+
 def test_nested_files_are_refused(open_page: OpenPage) -> None:
     page = open_page()
     nested = "[" * 100_000 + "]" * 100_000

@@ -38,11 +38,11 @@ def test_every_field_has_an_option(run: Run, monkeypatch: pytest.MonkeyPatch) ->
 def test_help_shows_the_defaults_in_force() -> None:
     assert default_of("branches") == f"lopa {DecodeConfig().branches}"
     assert default_of("max_new_tokens") == str(DecodeConfig().max_new_tokens)
-    sdar = DecodeConfig(decoder="sdar").threshold
-    assert (
-        default_of("threshold") == f"fast-dllm, d2f, lopa {DecodeConfig().threshold}; sdar {sdar}"
-    )
-    assert default_of("ranking") == "vanilla, d2f, lopa neg_entropy; fast-dllm, sdar max_prob"
+    sdar, llada2 = (DecodeConfig(decoder=d).threshold for d in ("sdar", "llada2"))
+    usual = f"fast-dllm, d2f, lopa {DecodeConfig().threshold}"
+    assert default_of("threshold") == f"{usual}; sdar {sdar}; llada2 {llada2}"
+    ranking = "vanilla, d2f, lopa neg_entropy; fast-dllm, sdar, llada2 max_prob"
+    assert default_of("ranking") == ranking
     assert (default_of("merge"), default_of("accept")) == ("lopa True", "lopa agreed")
     assert default_of("factor") == default_of("max_rounds") == default_of("stop") == ""
 

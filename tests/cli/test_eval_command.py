@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from cli_support import Run
 
+from lopa.evaluation.sandbox.zygote_client import ZYGOTES
+
 FAST = ("--model", "dummy:dream-tiny", "--limit", "2", "--max-new-tokens", "8")
 ROOM = ("--block-size", "4")
 
@@ -45,6 +47,19 @@ def test_table(run: Run) -> None:
     assert result.code == 0
     assert "functions, held-out, 2 problems" in result.out
     assert "95 % interval" in result.out
+
+
+def test_code_without_isolation_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("eval", "functions", *FAST, *ROOM)
+    assert "unsafe_code" not in json.loads(run(*asked, "--json").out)
+    monkeypatch.setattr(ZYGOTES, "walls", ("no such walls",))
+    refused = run(*asked)
+    assert refused.code != 0
+    assert "generated code is not run" in refused.err
+    assert len(refused.err.splitlines()) == 1
+    assert run("eval", "words", *FAST, *ROOM).code == 0  # there is none to run
+    assert json.loads(run(*asked, "--unsafe-code", "--json").out)["unsafe_code"] is True
+    assert "unsafe code" in run(*asked, "--unsafe-code").out
 
 
 @pytest.mark.parametrize(

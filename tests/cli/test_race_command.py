@@ -113,7 +113,7 @@ def test_a_preset_gives_each_what_it_can_take() -> None:
     [
         (["vanilla", "d2f"], {"branches": 3}, "branches is used by none of vanilla, d2f"),
         (["d2f"], {"window": "canvas"}, "window is used by none"),
-        (["lopa"], {"steps": 3}, "steps is used by none"),
+        (["d2f"], {"steps": 3}, "steps is used by none"),
         (["lopa", "nosuch"], {}, "no decoder 'nosuch'"),
         (["lopa", "lopa"], {}, "named twice"),
         (["sdar"], {}, "does not fit dream models"),

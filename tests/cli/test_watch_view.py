@@ -77,6 +77,20 @@ def test_fills_are_coloured_by_confidence_and_lookaheads_marked() -> None:
     assert masks[1].color.name == "cyan"  # the next round looks ahead here
 
 
+def test_edited_tokens_are_of_their_own_kind() -> None:
+    """Also one that replaces the token which was placed ahead, in the round that it wins."""
+    view = output_view()
+    view.update(event([1, MASK_ID], [Fill(PROMPT, 1, 0.99, "threshold")]))
+    ahead = Lookahead(PROMPT + 1, 1, -0.5, 0.6)
+    branches = [Branch([ahead], -0.5, 0, 7, False), Branch([], -1.0, 1, 7, False)]
+    fills = [Fill(PROMPT, 3, 0.9, "edited"), Fill(PROMPT + 1, 2, 0.95, "edited")]
+    view.update(event([3, 2], fills, branches=branches))
+    found = styles(view.text())
+    for piece in ("three↵\n", "[red]two"):
+        assert found[piece].underline
+        assert found[piece].color.name == "yellow"
+
+
 def test_merged_fills_are_of_their_own_kind() -> None:
     view = output_view()
     fills = [Fill(PROMPT, 1, 0.99, "threshold"), Fill(PROMPT + 1, 2, 0.4, "merged")]

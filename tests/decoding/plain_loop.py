@@ -74,6 +74,7 @@ class PlainRound:
     winner: int
     fills: list[tuple[int, int, float, str]]  # position, token, max_prob, kind
     spawned: list[Draft]
+    asked: int | None = None  # positions that statistics are asked for; None: the masks
 
 
 @dataclass
@@ -573,6 +574,95 @@ def plain_sdar(
             cached = left
             step += 1
             run.tokens, run.finish = row.tokens[len(prompt) :], "eos" if row.eos else "length"
+            reason = reason_to_stop(row, len(prompt), options, model)
+            if reason is not None:
+                run.finish = reason
+                return run
+    return run
+
+
+# -- llada2 -----------------------------------------------------------------------------------
+
+
+def plain_llada2(
+    prompt: list[int],
+    stats_of: StatsOf,
+    options: DecodeConfig,
+    model: PlainModel,
+    auto: Sequence[int] = (),
+) -> PlainRun:
+    """LLaDA2.0's loop; with an edit_threshold LLaDA2.1's. Blocks as in SDAR's."""
+    size, limit = options.block_size, options.edit_threshold
+    base = first_block(prompt, size, model)
+    row = PlainBranch(list(prompt))
+    run = PlainRun(finish="length")
+    index = cached = 0
+    for number in range(blocks_for(prompt, options, model)):
+        left = base + number * size
+        if row.eos and (limit is None or options.early_stop):
+            return run
+        row.tokens += [model.mask] * (left + size - len(row.tokens))
+        step = free = 0
+        while True:
+            here = masks_in(row.tokens, left, left + size, model)
+            if not here:
+                free += 1
+                if limit is None or free > options.edit_rounds:
+                    break
+            index += 1
+            key = tuple(row.tokens)
+            placed = [p for p in range(max(left, len(prompt)), left + size) if p not in here]
+            seen = {
+                p: stats_of(index, key, p) for p in (here if limit is None else [*here, *placed])
+            }
+            if limit is None:
+                total = max(1, min(options.steps or 32, options.max_new_tokens // options.quota))
+                quota = even_count(size, step, total)
+            else:
+                quota = options.quota
+            passed = [p for p in here if seen[p][1] > options.threshold]
+            chosen = dict.fromkeys(passed, "threshold")
+            if len(passed) < quota:
+                ranked = sorted(here, key=lambda p: (-seen[p][2], p))
+                chosen = {p: "threshold" if p in passed else "forced" for p in ranked[:quota]}
+            fills = [(p, *seen[p][:2], chosen[p]) for p in sorted(chosen)]
+            edits = []
+            if limit is not None:
+                for p in placed:
+                    token, max_prob, _ = seen[p]
+                    if token != row.tokens[p] and max_prob > limit:
+                        edits.append((p, token, max_prob, "edited"))
+            found = {p: seen[p] for p in here}
+            scored = [(len(found), len(row.tokens), row.eos)]
+            scores = score_all([row], [found], options, model)
+            run.rounds.append(
+                PlainRound(
+                    cached,
+                    left - cached,
+                    scored,
+                    scores,
+                    [],
+                    set(),
+                    0,
+                    fills + edits,
+                    [],
+                    len(seen),
+                )
+            )
+            for position, token, *_ in fills + edits:
+                row.tokens[position] = token
+            row.eos = any(token in model.eos for token in row.tokens[len(prompt) :])
+            cached = left
+            step += 1
+            run.tokens, run.finish = row.tokens[len(prompt) :], "eos" if row.eos else "length"
+            if limit is None:
+                reason = reason_to_stop(row, len(prompt), options, model)
+                if reason is not None:
+                    run.finish = reason
+                    return run
+            elif not here and not edits:
+                break
+        if limit is not None:  # before that a token may change
             reason = reason_to_stop(row, len(prompt), options, model)
             if reason is not None:
                 run.finish = reason

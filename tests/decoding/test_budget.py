@@ -11,7 +11,8 @@ import pytest
 from made_up import EOS, MadeUp, advance, drive, new_decoder
 
 from lopa.config import AUTO_BRANCHES, DecodeConfig
-from lopa.decoding.branch_budget import BranchBudget
+from lopa.decoding import branch_budget
+from lopa.decoding.branch_budget import LEARN_EVERY, BranchBudget
 from lopa.decoding.lookahead import Selection
 from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
 from lopa.decoding.row_budget import Offer, Pace, allocate
@@ -39,9 +40,10 @@ def choices(
 ) -> list[int]:
     """The choices, round by round, when `gains` are what each number of branches brings."""
     chosen, budget, pace = [], BranchBudget("score"), Pace()
-    for _ in range(rounds):
-        tried = choice(budget, cost, pace, top_prob)
-        budget.learn([gains[k] for k in AUTO_BRANCHES if k <= tried])
+    for index in range(rounds):
+        tried = choice(budget, cost, pace, top_prob, index=index)
+        if index % LEARN_EVERY == 0:
+            budget.learn([gains[k] for k in AUTO_BRANCHES if k <= tried])
         pace.add(gains[tried], cost(WINDOW * (tried + 1)))
         chosen.append(tried)
     return chosen
@@ -183,6 +185,7 @@ def test_refused_branches_are_no_winners_of_fewer() -> None:
     assert budget.winners(everyone.allowed.tolist()) == [3, 3, 3]
 
 
+@pytest.mark.usefixtures("every_round")
 @pytest.mark.parametrize("accept", ["agreed", "exact"])
 def test_the_budget_learns_of_branches_that_could_have_won(accept: str) -> None:
     """All of a round's branches are the most that it has: that it brought what it did is known."""
@@ -221,6 +224,7 @@ def test_counting_forwards_tries_more_than_counting_time() -> None:
     assert tried(objective="tpf") > tried(objective="speed")
 
 
+@pytest.mark.usefixtures("every_round")
 def test_what_a_round_brought_is_what_the_budget_learns() -> None:
     decoder = new_decoder(auto(objective="tpf"))
     assert decoder.budget is not None
@@ -229,6 +233,20 @@ def test_what_a_round_brought_is_what_the_budget_learns() -> None:
     for record, tokens in zip(records, learnt, strict=True):
         placed = len(record.branches[record.winner].lookaheads)
         assert tokens[-1] == len(record.fills) + placed
+
+
+def test_it_learns_of_some_rounds() -> None:
+    """And explores in those alone."""
+    decoder = new_decoder(auto(objective="tpf", threshold=0.9, max_new_tokens=64))
+    assert decoder.budget is not None
+    learnt = listen(decoder.budget)
+    records = drive(decoder, MadeUp(7))
+    assert len(learnt) == len(records) // LEARN_EVERY > 1
+
+
+@pytest.fixture
+def every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(branch_budget, "LEARN_EVERY", 1)
 
 
 def listen(budget: BranchBudget) -> list[list[int]]:
@@ -309,6 +327,7 @@ def test_auto_on_every_window_and_with_eos(window: str, score: str) -> None:
     assert decoder.finish in ("eos", "length")
 
 
+@pytest.mark.usefixtures("every_round")
 def test_tokens_behind_eos_do_not_count() -> None:
     config = auto(objective="tpf", early_stop=False, threshold=0.5)
     decoder = new_decoder(config)

@@ -19,6 +19,8 @@ from lopa.types import Draft, Lookahead, Plan, Round, Stats
 WINDOWS = [
     {"block_size": 4, "append_at": 0.3, "activate_at": 0.6},
     {"block_size": 4, "append_at": 0.3, "activate_at": 0.6, "attention": "block"},
+    {"block_size": 4, "append_at": 1.0, "attention": "block", "edit_threshold": 0.6},
+    {"block_size": 4, "append_at": 0.3, "edit_threshold": 0.5, "edit_rounds": 2},
     {"window": "canvas"},
     {"window": "blocks", "block_size": 8, "cache": "none"},
     {"window": "blocks", "block_size": 8, "cache": "prefix"},

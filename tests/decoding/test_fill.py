@@ -64,7 +64,7 @@ def test_threshold_is_strict_for_d2f_and_not_for_fast_dllm() -> None:
     assert fill.above_threshold(cells, 0.99).forced.tolist() == [[False, False, True]]
     rows = fill.Cells(*(np.stack([x, x]) for x in cells[:4]))
     both, one = (fill.above_threshold(some, 0.99) for some in (rows, cells))
-    assert [x.tolist() for x in both] == [[x.tolist()] * 2 for x in one]
+    assert [x.tolist() for x in both[:2]] == [[x.tolist()] * 2 for x in one[:2]]
     semi = cells._replace(may_force=np.zeros(1, bool))
     assert not fill.above_threshold(semi, 0.99).chosen.any()
 

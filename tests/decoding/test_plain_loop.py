@@ -17,11 +17,12 @@ from plain_loop import (
     PlainRun,
     StatsOf,
     plain_blocks,
+    plain_llada2,
     plain_pipeline,
     plain_sdar,
 )
 
-from lopa.config import DecodeConfig
+from lopa.config import PAPER, DecodeConfig
 from lopa.decoding.decoder import Decoder
 from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
 from lopa.types import Round
@@ -58,7 +59,8 @@ def check(
     tried.append(len(records[-1].spawned))
     expected = loop(prompt, source.at, config, model, tried)
     for record, wanted, plain, count in zip(records, asked, expected.rounds, tried, strict=False):
-        assert wanted == [masks for masks, *_ in plain.rows]  # statistics of these, no others
+        asked_for = [masks for masks, *_ in plain.rows]  # statistics of these, no others
+        assert wanted == (asked_for if plain.asked is None else [plain.asked])
         check_rows(record, plain.rows, plain.scores)
         check_agreement(record, plain)
         assert record.winner == plain.winner
@@ -387,3 +389,104 @@ def test_sdar(
         early_stop=early_stop,
     )
     check(plain_sdar, source, config, prompt, eos=[EOS], shift=False, aligned=aligned)
+
+
+@examples(150)
+@given(
+    source=sources,
+    threshold=thresholds,
+    edit_threshold=st.one_of(st.none(), thresholds),
+    size=st.sampled_from([3, 4, 8]),
+    count=st.integers(1, 20),
+    steps=st.integers(1, 10),
+    quota=st.integers(1, 4),
+    edit_rounds=st.sampled_from([0, 1, 2, 16]),
+    early_stop=st.booleans(),
+    decoder=st.sampled_from(["llada2", "lopa"]),
+    prompt=prompts,
+)
+def test_llada2(
+    source: MadeUp,
+    threshold: float,
+    edit_threshold: float | None,
+    size: int,
+    count: int,
+    steps: int,
+    quota: int,
+    edit_rounds: int,
+    early_stop: bool,
+    decoder: Any,
+    prompt: list[int],
+) -> None:
+    """Its own decoder, and the same pieces under lookahead without branches."""
+    options: dict[str, Any] = {"quota": quota, "steps": steps}
+    if edit_threshold is not None:
+        options = {"quota": quota, "edit_threshold": edit_threshold, "edit_rounds": edit_rounds}
+    config = DecodeConfig(
+        decoder="llada2",
+        max_new_tokens=count,
+        block_size=size,
+        threshold=threshold,
+        early_stop=early_stop,
+        **options,
+    )
+    if decoder == "lopa" and early_stop:
+        if edit_threshold is None:  # which are not shortened by themselves
+            options = {"steps": max(1, min(steps, count // quota))}
+        lopa = DecodeConfig(
+            decoder="lopa",
+            branches=0,
+            max_new_tokens=count,
+            block_size=size,
+            threshold=threshold,
+            append_at=1.0,
+            activate_at=1.0,
+            attention="block",
+            **PAPER,
+            **options,
+        )
+        loop: PlainLoop = lambda p, s, _, m, a: plain_llada2(p, s, config, m, a)  # noqa: E731
+        check(loop, source, lopa, prompt, eos=[EOS], shift=False, aligned=True)
+    else:
+        check(plain_llada2, source, config, prompt, eos=[EOS], shift=False, aligned=True)
+
+
+@examples(100)
+@given(
+    source=sources,
+    branches=st.sampled_from([1, 3, 7, "auto"]),
+    accept=st.sampled_from(["score", "agreed"]),
+    edit_threshold=thresholds,
+    edit_rounds=st.sampled_from([0, 1, 16]),
+    append_at=st.sampled_from([0.0, 0.5, 1.0]),
+    attention=st.sampled_from(["full", "block"]),
+    threshold=thresholds,
+    prompt=prompts,
+)
+def test_editing_under_lookahead(source: MadeUp, prompt: list[int], **options: Any) -> None:
+    """Records tell all that happens, and nothing changes that was said to be final."""
+    config = DecodeConfig(decoder="lopa", max_new_tokens=12, block_size=4, **options)
+    cost = STEEP if config.branches == "auto" else None
+    model: dict[str, Any] = {"mask_id": MASK, "eos_ids": [EOS], "shift": False, "aligned": True}
+    decoder = Decoder(config, prompt, cost=cost, **model)
+    tokens = dict(enumerate(prompt))
+    final: list[int] = []
+    while (plan := decoder.plan()) is not None:
+        record = advance(decoder, source.stats(decoder, plan))
+        for ahead in record.branches[record.winner].lookaheads:
+            assert ahead.position not in tokens
+            tokens[ahead.position] = ahead.token
+        for fill in record.fills:
+            if fill.kind == "edited":
+                assert fill.position >= len(prompt) + len(final)
+                assert tokens[fill.position] != fill.token
+                assert fill.max_prob > config.edit_threshold
+            else:
+                assert fill.position not in tokens
+            tokens[fill.position] = fill.token
+        assert tokens == {p: int(t) for p, t in enumerate(decoder.tokens) if t != MASK}
+        new = decoder.generated.tolist()
+        assert new[: len(final)] == final
+        final = new[: decoder.settled]
+    assert decoder.has_eos == (EOS in decoder.generated)
+    assert len(final) >= 12 or EOS in final

@@ -31,7 +31,7 @@ def test_what_makes_no_sense_is_refused(wrong: tuple[tuple[int, float], ...]) ->
 def test_sessions_beyond_the_first_cost_the_host() -> None:
     cost = RoundCost(POINTS, per_session=0.002)
     assert cost(64, sessions=5) == pytest.approx(0.011 + 4 * 0.002)
-    assert cost.of_rounds(np.array([64]), 5)[0] == pytest.approx(0.011 + 4 * 0.002)
+    assert cost.of_rounds(np.array([64.0]), 5)[0] == pytest.approx(0.011 + 4 * 0.002)
     with pytest.raises(ConfigError, match="at least 0"):
         RoundCost(POINTS, per_session=-1.0)
 
@@ -42,7 +42,7 @@ def test_a_padded_round_costs_what_its_padded_size_does() -> None:
     for tokens in (1, 31, 32, 33, 64, 65, 255, 256, 257, 320, 321, 1000, 1025, 1280, 4096):
         step = 32 if tokens <= 256 else 64 if tokens <= 1024 else 256
         size = -(-tokens // step) * step
-        here, there = np.array([tokens]), np.array([size])
+        here, there = np.array([float(tokens)]), np.array([float(size)])
         assert padded.of_rounds(here, 1) == pytest.approx(plain.of_rounds(there, 1))
 
 

@@ -22,7 +22,7 @@ def offer(
     gains: Sequence[float], row_length: int = 64, usual: float = 2.0, least: int = 0
 ) -> Offer:
     """gains: of 1, 3 and 7 branches over none."""
-    return Offer(row_length, usual, *concave_steps(CHOICES, (0.0, *gains)), least)
+    return Offer(row_length, usual, concave_steps(CHOICES, (0.0, *gains)), least)
 
 
 def rate(
@@ -38,7 +38,9 @@ def rate(
     for o, of, count in zip(offers, gains, counts, strict=True):
         tokens += (0.0, *of)[CHOICES.index(count)]
         forwarded += o.row_length * (count + 1)
-    return tokens / float(cost.of_rounds(np.array([forwarded]), len(offers) + rest.sessions)[0])
+    return tokens / float(
+        cost.of_rounds(np.array([float(forwarded)]), len(offers) + rest.sessions)[0]
+    )
 
 
 _gain = st.floats(0.05, 3.0)
@@ -140,5 +142,5 @@ def test_steps_have_falling_gains_per_branch() -> None:
     assert branches.tolist() == [3, 4]  # one branch gains less than each of three; 15 add nothing
     assert gains.tolist() == [4.0, 1.0]
     for nothing in (((0,), (0.0,)), ((0, 1), (0.0, -0.5)), ((0, 1, 2), (0.0, 0.0, 0.0))):
-        assert [len(part) for part in concave_steps(*nothing)] == [0, 0]
-        assert allocate([Offer(64, 2.0, *concave_steps(*nothing))], ONE, Pace()) == [0]
+        assert concave_steps(*nothing).shape == (2, 0)
+        assert allocate([Offer(64, 2.0, concave_steps(*nothing))], ONE, Pace()) == [0]

@@ -107,7 +107,8 @@ def statistics_of_parts(mesh: Mesh, seed: int) -> list[str]:
     """Where the statistics of a cut vocabulary differ from those of the whole, in words."""
     import torch
 
-    from lopa.distributed.vocab_statistics import VocabularyStatistics, part_of
+    from lopa.distributed.tensor_parallel import part_of
+    from lopa.distributed.vocab_statistics import VocabularyStatistics
     from lopa.runner.statistics import statistics
 
     generator = torch.Generator().manual_seed(seed)
@@ -118,7 +119,7 @@ def statistics_of_parts(mesh: Mesh, seed: int) -> list[str]:
     logits[2, 90] = logits[2, 3] = 30.0  # two that tie, in different parts
     logits[3] = logits[3].round()  # many that tie
     positions = torch.arange(count) + 11
-    held = part_of(vocab, mesh.tensor_rank, mesh.tensor_parallel)
+    held = part_of(mesh).held(vocab)
     find = VocabularyStatistics(mesh, held.start)
     wrong = []
     for ranking in ("max_prob", "margin", "neg_entropy"):
@@ -167,6 +168,27 @@ def astray(mesh: Mesh, request: Request) -> str:
     except LopaError as error:
         return str(error)
     return ""
+
+
+def mixtures() -> list[Request]:
+    """Of a tiny mixture of each family, and of one that edits."""
+    requests = []
+    for name, edit in (("llada2_a", None), ("llada2_a", 0.3), ("sdarmoe_a", None)):
+        case = goldens.read(goldens.MODELS / name / "case.json")
+        options = tuple((key, case[key]) for key in ("mask_token_id", "eos_token_id"))
+        for branches, run in zip((3, 0, 7), case["runs"], strict=False):
+            config = DecodeConfig(
+                branches=branches,
+                max_new_tokens=24,
+                block_size=8,
+                threshold=0.7,
+                attention="block",
+                edit_threshold=edit,
+                append_at=0.5,
+            )
+            prompt = tuple(run["prompt_ids"])
+            requests.append(Request(str(goldens.MODELS / name), prompt, config, options))
+    return requests
 
 
 def alone_config(request: Request) -> ModelConfig:

@@ -93,6 +93,20 @@ def test_other_families_cut(four: Ranks) -> None:
         assert found == [expected] * (branches * tensors)
 
 
+@pytest.mark.parametrize(("branches", "tensors"), [(2, 1), (3, 1), (1, 2), (2, 2)])
+def test_mixtures(four: Ranks, branches: int, tensors: int) -> None:
+    """Experts cut over ranks, with editing and without, one at a time and together."""
+    requests = cases.mixtures()
+    expected = [cases.alone(request) for request in requests]
+    for work, more in ((cases.decode, ()), (cases.decode_together, (10_000,))):
+        for name in {request.model for request in requests}:
+            own = [i for i, request in enumerate(requests) if request.model == name]
+            found = four.run(
+                work, [requests[i] for i in own], *more, branches=branches, tensors=tensors
+            )
+            assert found == [[expected[i] for i in own]] * (branches * tensors)
+
+
 def test_quantised(four: Ranks) -> None:
     """Layers are quantised after they are cut: replicas agree exactly, parts nearly."""
     config = DecodeConfig(branches=3, max_new_tokens=32, block_size=8, threshold=0.05)

@@ -31,14 +31,19 @@ CASE = goldens.FOLDER / "cases" / "01_lopa_k4_b8.json"
 @pytest.fixture(scope="module")
 def llm() -> Iterator[ParallelLLM]:
     request, _ = cases.golden(CASE)
+    loaded: list[tuple[int, int]] = []
     with ParallelLLM(
         request.model,
         branch_parallel=2,
         rank_timeout=3.0,
+        progress=lambda *tensors: loaded.append(tensors),
         device="cpu",
         dtype="float32",
         **dict(request.options),
     ) as found:
+        done, total = loaded[-1]  # once, although there are two ranks
+        assert done == total > 0
+        assert loaded == sorted(set(loaded))
         yield found
     assert not alive(found.supervisor.pids)
 

@@ -44,6 +44,10 @@ def test_two_ranks_decode_as_one(two: Ranks) -> None:
         found = two.run(cases.decode_together, together, budget, branches=2)
         assert found == [expected] * 2
 
+    mixed = cases.mixtures()[::2]
+    expected = [cases.alone(r) for r in mixed]
+    assert two.run(cases.decode, mixed, branches=1, tensors=2) == [expected] * 2
+
     assert two.run(cases.statistics_of_parts, 0, branches=1, tensors=2) == [[], []]
     said = two.run(cases.astray, requests[0], branches=2)
     assert all("the ranks compute different things" in s for s in said)

@@ -32,9 +32,9 @@ def test_a_list_is_decoded_together_in_order(llm: LLM, monkeypatch: pytest.Monke
     sizes = []
     launch = llm.runner.launch
 
-    def counted(plans: Any) -> Any:
+    def counted(plans: Any, lane: int) -> Any:
         sizes.append(len(plans))
-        return launch(plans)
+        return launch(plans, lane)
 
     monkeypatch.setattr(llm.runner, "launch", counted)
     together = llm.generate(PROMPTS, SHORT)

@@ -51,9 +51,9 @@ def patch_forward(llm: LLM, monkeypatch: pytest.MonkeyPatch, first: Callable[[],
     """Have `first` called in the midst of every round."""
     forward = llm.runner.forward
 
-    def patched(plans: Any) -> Any:
+    def patched(plans: Any, lane: int) -> Any:
         first()
-        return forward(plans)
+        return forward(plans, lane)
 
     monkeypatch.setattr(llm.runner, "forward", patched)
 

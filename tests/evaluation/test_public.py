@@ -199,3 +199,42 @@ def test_rows_that_cannot_be_used(tmp_path: Path) -> None:
     rows.write_text(json.dumps({"problem": "1 + 1?", "solution": "two"}) + "\n")
     with pytest.raises(ValueError, match="the rows of math cannot be used"):
         benchmark("math", chat=False, data=rows)
+
+
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        "class passed(Exception): pass\nraise passed",
+        "class passed(Exception): pass\ndef add(a, b): raise passed",
+        "import os\n[os.write(d, b'!passed') for d in range(20) if os.isatty(d) or True]",
+        "class A:\n    def __eq__(self, other): return True\ndef add(a, b): return A()",
+    ],
+)
+def test_the_harness_s_metric_counts_verdicts(cheat: str) -> None:
+    from lopa.evaluation.code_eval import CodeEval
+
+    answers = [cheat, "def add(a, b): return a + b", "def add(a, b): return a * b"]
+    shares, ended = CodeEval().compute(
+        references=["assert add(2, 3) == 5"], predictions=[answers], k=[1, 3]
+    )
+    assert shares == {"pass@1": pytest.approx(1 / 3), "pass@3": 1.0}
+    assert [reason == "passed" for reason in ended[0]] == [False, True, False]
+
+
+def test_helpers_of_a_prompt_are_not_the_answer_s(tmp_path: Path) -> None:
+    from lopa.evaluation import code_eval
+
+    prompt = 'def double(x):\n    return 2 * x\n\n\ndef half(x):\n    """Undo double."""\n'
+    tests = "def check(candidate):\n    assert candidate(double(3)) == 3\n"
+    row = {"task_id": "Made/0", "prompt": prompt, "entry_point": "half", "test": tests}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps(row) + "\n")
+    (exercise,) = benchmark("humaneval", chat=False, data=rows).exercises
+    right, cheat = "    return x // 2\n", "    return x\ndef double(x):\n    return x\n"
+    assert all(exercise.score(right).values())
+    assert not any(exercise.score(cheat).values())
+    code_eval.remember(row)
+    _, ended = code_eval.CodeEval().compute(
+        references=[f"{tests}\ncheck(half)"], predictions=[[prompt + right, prompt + cheat]]
+    )
+    assert ended == {0: ["passed", "AssertionError"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 import goldens
 from lopa import LLM, DecodeConfig
+from lopa.decoding.round_cost import RoundCost
 from lopa.engine.scheduler import Scheduler
 from lopa.kernels.quantize import quantize
 from lopa.kernels.triton.kv_write import PendingKVWrites
@@ -34,8 +36,8 @@ pytestmark = [
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter runs them one by one."""
     monkeypatch.setattr("lopa.kernels.triton.attention._SMS", 1)
-    monkeypatch.setattr("lopa.runner.graph_inputs.WRITES", 8)
-    monkeypatch.setattr("lopa.runner.graph_inputs.CARRIES", 2)
+    monkeypatch.setattr("lopa.runner.graph_inputs.LayerSizes.writes", 8)
+    monkeypatch.setattr("lopa.runner.graph_inputs.LayerSizes.carries", 2)
 
 
 def load(name: str) -> LLM:
@@ -57,8 +59,21 @@ class FakeGraphs(GraphCache):
 class Replayed(TritonBackend):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._graphs: FakeGraphs = FakeGraphs(self.device)
         self.is_async = True
+        (self.lane,) = self._lanes
+        self.graphs = FakeGraphs(self.device)
+        self.lane.graphs = self.graphs
+
+
+class TwoLanes(Replayed):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._lanes.append(replace(self.lane, graphs=FakeGraphs(self.device)))
+        self.launched: list[int] = []
+
+    def launch(self, *args: Any) -> Any:
+        self.launched.append(args[3])
+        return super().launch(*args)
 
 
 def compare(
@@ -66,12 +81,13 @@ def compare(
     prompts: list[list[int]],
     config: DecodeConfig,
     backend: type[TritonBackend] = TritonBackend,
+    cost: RoundCost | None = None,
     **runner: Any,
 ) -> TritonBackend:
     plain = llm.generate(prompts, config)
     ours = PagedRunner(llm.model, 2048, backend=backend, **runner)
     llm.runner = ours
-    engine = Scheduler(ours)
+    engine = Scheduler(ours, cost=cost)
     sessions = [llm.session(prompt, config) for prompt in prompts]
     assert len(list(engine.run(iter(sessions)))) == len(prompts)
     for session, expected in zip(sessions, plain, strict=True):
@@ -106,6 +122,25 @@ def test_decodes_the_same(name: str, options: dict[str, Any]) -> None:
     compare(llm, [[5, 6, 7], [9] * 13], config)
 
 
+@pytest.mark.parametrize("attention", ["full", "block"])
+def test_two_halves_in_turn(attention: str) -> None:
+    """Five requests, two of them alike, with blocks that are committed on the way."""
+    config = DecodeConfig(
+        branches=1,
+        block_size=4,
+        max_new_tokens=12,
+        threshold=0.02,
+        attention=attention,
+        early_stop=False,
+    )  # type: ignore[arg-type]
+    host_bound = RoundCost(((1, 1e-6), (9999, 2e-6)), per_session=1.0)
+    prompts = [[5, 6, 7], [9] * 13, [5, 6, 7], [8, 3] * 4, [4]]
+    backend = compare(load("dream_0"), prompts, config, TwoLanes, host_bound)
+    assert isinstance(backend, TwoLanes)
+    assert set(backend.launched) == {0, 1}
+    assert backend.launched[:4] == [0, 1, 0, 1]
+
+
 def test_settings_that_the_confidence_kernel_lacks() -> None:
     config = DecodeConfig(
         branches=1, block_size=8, max_new_tokens=8, temperature=0.7, top_p=0.9, max_rounds=3
@@ -133,9 +168,9 @@ def test_rounds_of_graphs(options: dict[str, Any]) -> None:
     config = DecodeConfig(branches=2, block_size=8, max_new_tokens=16, max_rounds=4, **options)
     backend = compare(load("dream_0"), [[5, 6, 7], [9] * 13], config, Replayed)
     assert isinstance(backend, Replayed)
-    assert backend._graphs.layers
-    assert bool(backend._graphs.heads) == ("top_p" not in options)
-    assert {sizes.sampling for sizes in backend._graphs.heads} <= {"temperature" in options}
+    assert backend.graphs.layers
+    assert bool(backend.graphs.heads) == ("top_p" not in options)
+    assert {sizes.sampling for sizes in backend.graphs.heads} <= {"temperature" in options}
 
 
 def test_pending_writes_are_done_before_the_next_forward(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,9 +195,9 @@ def test_pending_writes_are_done_before_the_next_forward(monkeypatch: pytest.Mon
     written: list[int] = []
     write_kv = runner.backend._write_kv  # type: ignore[attr-defined]
 
-    def recorded(writes: PendingKVWrites[torch.Tensor]) -> None:
+    def recorded(lane: Any, writes: PendingKVWrites[torch.Tensor]) -> None:
         written.append(int((writes.source >= 0).sum()))
-        write_kv(writes)
+        write_kv(lane, writes)
 
     monkeypatch.setattr(runner.backend, "_write_kv", recorded)
     outputs = [llm.generate(prompt, config) for prompt, config in asked]
@@ -225,7 +260,7 @@ def test_graphs_are_dropped_and_captured_again(monkeypatch: pytest.MonkeyPatch) 
     config = DecodeConfig(branches=1, block_size=8, max_new_tokens=16, max_rounds=4)
     backend = compare(load("dream_0"), [[5, 6, 7], [9] * 40], config, Replayed)
     assert isinstance(backend, Replayed)
-    assert len(backend._graphs.layers) == len(backend._graphs.heads) == 1
+    assert len(backend.graphs.layers) == len(backend.graphs.heads) == 1
 
 
 def test_after_a_warm_up_nothing_is_captured() -> None:
@@ -235,11 +270,11 @@ def test_after_a_warm_up_nothing_is_captured() -> None:
     class Recorded(Replayed):
         def warm_up(self, tokens: int) -> None:
             super().warm_up(tokens)
-            captured.append(self._graphs.captured)
+            captured.append(self.graphs.captured)
 
     backend = compare(load("dream_0"), [[5, 6, 7]], config, Recorded, warmup=64)
     assert isinstance(backend, Recorded)
-    assert captured == [backend._graphs.captured]
+    assert captured == [backend.graphs.captured]
     assert captured[0] > 2
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import goldens
 from lopa import LLM, DecodeConfig, LopaError
-from lopa.config import PAPER
+from lopa.config import PAPER, DecoderName
 from lopa.models import checkpoint
 from lopa.models.families import FAMILIES
 from lopa.models.family import Family
@@ -79,7 +79,7 @@ def test_every_decoder_that_fits(tiny: Path, family: Family) -> None:
 @every_family
 def test_decoders_that_do_not_fit(tiny: Path, family: Family) -> None:
     llm = LLM(tiny, device="cpu")
-    for decoder in {"vanilla", "fast-dllm", "sdar", "d2f", "lopa"} - set(family.decoders):
+    for decoder in {*get_args(DecoderName)} - set(family.decoders):
         config = DecodeConfig(decoder=decoder, max_new_tokens=32)  # type: ignore[arg-type]
         with pytest.raises(LopaError, match=f"does not fit {family.name} models"):
             llm.generate([1, 2], config)
@@ -110,6 +110,17 @@ def test_a_missing_head_is_shared(tiny: Path, family: Family) -> None:
         ("llada", "block_group_size", 4),
         ("llada", "include_qkv_bias", True),
         ("llada", "rope", False),
+        ("llada2", "score_function", "softmax"),
+        ("llada2", "router_dtype", "bf16"),
+        ("llada2", "use_bias", True),
+        ("llada2", "norm_head", True),
+        ("llada2", "rotary_dim", 6),
+        ("llada2", "num_nextn_predict_layers", 1),
+        ("llada2", "quantization_config", {"bits": 4}),
+        ("sdar-moe", "use_sliding_window", True),
+        ("sdar-moe", "shared_expert_intermediate_size", 64),
+        ("sdar-moe", "decoder_sparse_step", 0),
+        ("sdar-moe", "layer_types", ["sliding_attention"]),
     ],
 )
 def test_what_the_transformer_does_not_do_is_refused(
@@ -124,8 +135,9 @@ def test_what_the_transformer_does_not_do_is_refused(
 
 def test_no_family_is_named_outside_its_file() -> None:
     source = Path(checkpoint.__file__).parents[1]
-    names = {f'"{family.name}"' for family in FAMILIES} - {'"sdar"'}  # also a decoder's name
-    own = {"dream.py", "llada.py", "sdar.py", "fast_dllm_v2.py"}
+    names = {f'"{family.name}"' for family in FAMILIES}
+    names -= {'"sdar"', '"llada2"'}  # also decoders' names
+    own = {family.read_config.__module__.split(".")[-1] + ".py" for family in FAMILIES}
     for path in source.rglob("*.py"):
         if path.name not in own:
             assert not any(name in path.read_text() for name in names), path

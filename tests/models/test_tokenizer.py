@@ -472,6 +472,25 @@ class TestChat:
         opened = text + "<|im_start|>assistant\n"
         assert dream.chat(messages) == dream.encode(opened, True)
 
+    def test_roles_where_turns_end_in_one(self) -> None:
+        """LLaDA2's: as its published harnesses write prompts."""
+        tokenizer = Tokenizer.byte_level({"<role>": 256, "</role>": 257, "<|role_end|>": 258})
+        off = "detailed thinking off<|role_end|>"
+        asked = "<role>HUMAN</role>The lazy dog<|role_end|>"
+        for messages, expected in (
+            (USER, f"<role>SYSTEM</role>{off}{asked}<role>ASSISTANT</role>"),
+            (
+                [{"role": "system", "content": "Be kind."}, *USER],
+                f"<role>SYSTEM</role>Be kind.\n{off}{asked}<role>ASSISTANT</role>",
+            ),
+            (
+                [*USER, {"role": "assistant", "content": "Yes"}, *USER],
+                f"<role>SYSTEM</role>{off}{asked}<role>ASSISTANT</role>Yes<|role_end|>{asked}"
+                "<role>ASSISTANT</role>",
+            ),
+        ):
+            assert tokenizer.chat(messages) == tokenizer.encode(expected, True)
+
     def test_dummy_models_chat_too(self) -> None:
         tokenizer = CHAT_BYTES
         assert tokenizer.chat([{"role": "u", "content": "é"}], False) == [

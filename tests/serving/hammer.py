@@ -25,7 +25,8 @@ class Tally:
     refused: int = 0  # 429
     wrong: list[str] = field(default_factory=list)  # anything else that should not be
     closed: bool = False  # set by whoever has had enough
-    overhead: list[float] = field(default_factory=list)  # seconds beyond the engine's
+    seconds: list[float] = field(default_factory=list)  # of each answer
+    overhead: list[float] = field(default_factory=list)  # of those beyond the engine's
 
 
 async def hammer(
@@ -75,7 +76,29 @@ async def _one(
                 tally.wrong.append(f"{status} {text!r} where {expected!r} was expected")
             else:
                 tally.answered += 1
+                tally.seconds.append(spent)
                 tally.overhead.append(spent - figures["engine_seconds"])
+
+
+async def refused_long(url: str, text: str, clients: int, tally: Tally) -> int:
+    """Ask for the continuation of a text that is too long, again and again, until the tally is
+    closed; returns how often it was refused."""
+    body = json.dumps({"prompt": text, "max_tokens": 1}).encode()
+    counts = await asyncio.gather(*(_refused(url, body, tally) for _ in range(clients)))
+    return sum(counts)
+
+
+async def _refused(url: str, body: bytes, tally: Tally) -> int:
+    count = 0
+    async with aclosing(Connection(url)) as connection:
+        while not tally.closed:
+            status, answer = await connection.post("/v1/completions", body)
+            if status == 429:
+                await asyncio.sleep(1)
+            elif status != 400:
+                tally.wrong.append(f"{status} {answer!r:.300}")
+            count += status == 400
+    return count
 
 
 def _whole(answer: bytes) -> tuple[str, Any]:
@@ -99,11 +122,11 @@ class Connection:
         self._host, self._port = place.hostname, place.port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def post(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+    async def post(self, path: str, body: dict[str, Any] | bytes) -> tuple[int, bytes]:
         if self._streams is None:
             self._streams = await asyncio.open_connection(self._host, self._port)
         reader, writer = self._streams
-        content = json.dumps(body).encode()
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
         head = (
             f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(content)}\r\n\r\n"

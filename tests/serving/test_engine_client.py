@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fragile import DEADLY, FAULTY
+from fragile import DEADLY, FAULTY, FOLDER, HELD, PANIC, SHORT
 
+from lopa.serving.api import engine_client
 from lopa.serving.api.engine_client import EngineClient
 from lopa.serving.api.errors import ApiError
 from lopa.serving.api.metrics import Metrics
@@ -26,11 +28,10 @@ def with_client(
     """Run `use` against the fragile worker."""
     settings = {"block_size": 8, "branches": 1, "max_new_tokens": 32}
     config = EngineConfig(model=str(model), decoding=settings, max_running=3)
+    options = {"max_queue": 9, "stall_seconds": 60, **options}
 
     async def run() -> tuple[EngineClient, Any]:
-        client = EngineClient(
-            config, Metrics(), max_queue=9, stall_seconds=60, module="fragile_worker", **options
-        )
+        client = EngineClient(config, Metrics(), module="fragile_worker", **options)
         await client.start()
         try:
             while not (client.ready or client.start_failed.is_set()):
@@ -42,18 +43,28 @@ def with_client(
     return asyncio.run(run())
 
 
-async def ends(client: EngineClient, prompts: list[list[int]]) -> list[RequestState]:
-    jobs = [Job(id=str(i), prompt=prompt) for i, prompt in enumerate(prompts)]
-    requests = client.submit(jobs, lambda i, e: None)
-    while any(request.end is None for request in requests):
-        await asyncio.sleep(0.02)
+def submit(client: EngineClient, prompts: Sequence[Any]) -> list[RequestState]:
+    jobs = [Job(id=uuid.uuid4().hex, prompt=prompt) for prompt in prompts]
+    return client.submit(jobs, lambda i, e: None)
+
+
+async def until(found: Callable[[], Any]) -> None:
+    async with asyncio.timeout(60):
+        while not found():
+            await asyncio.sleep(0.02)
+
+
+async def ends(client: EngineClient, prompts: Sequence[Any]) -> list[RequestState]:
+    requests = submit(client, prompts)
+    await until(lambda: all(request.end is not None for request in requests))
     return requests
 
 
 @pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv(FOLDER, str(tmp_path))
 
 
 @pytest.mark.soak
@@ -103,14 +114,31 @@ def test_streams_with_branches_auto_go_on_after_a_restart(chat_folder: Path) -> 
     assert request.job.known_branches == request.branches[: len(request.job.known_branches)] != []
 
 
+def finished(seconds: float) -> Finished:
+    """After a second in the queue."""
+    return Finished(
+        finish="eos",
+        tokens=1,
+        rounds=1,
+        tpf=1.0,
+        branches=0.0,
+        seconds=seconds,
+        queue_seconds=1.0,
+        engine_seconds=seconds + 1.0,
+    )
+
+
 def test_capacity_and_retry_after(tmp_path: Path) -> None:
     """Two sequences run and one waits; recent ones took 10.5 s on average, two at a time."""
 
     async def run() -> list[ApiError]:
         config = EngineConfig(model=str(tmp_path))
         client = EngineClient(config, NullObserver(), max_queue=1, stall_seconds=60)
-        client.engine = {"max_running": 2}  # as reported by an engine that is ready
-        client._recent_seconds.extend([9.0, 12.0])
+        # As reported by an engine that is ready.
+        client.engine = {"max_running": 2, "max_request_tokens": 9, "max_prompt_characters": None}
+        client._engine_ready = True
+        for seconds in (9.0, 12.0):
+            client._retry_after.record(finished(seconds))
         errors = []
         for count in (3, 1, 4):
             try:
@@ -142,3 +170,146 @@ def test_a_model_that_cannot_be_loaded_is_said_once(tmp_path: Path) -> None:
     client, _ = with_client(tmp_path, use)
     assert client.start_error is not None
     assert "config.json" in client.start_error[0]
+
+
+def test_a_short_prompt_never_waits_for_a_long_one(chat_folder: Path, tmp_path: Path) -> None:
+    """Long ones go by their length, and one that is aborted is not run."""
+
+    async def use(client: EngineClient) -> Any:
+        long = submit(client, [HELD + "x" * length for length in (90, 80, 70, 60)])
+        client.abort(long[3])
+        await ends(client, ["short", "short " * 3, [1] * SHORT])
+        assert [request.accepted.done() for request in long] == [False] * 4
+        order: list[int] = []
+        for request in long[:3]:
+            request.accepted.add_done_callback(lambda f: order.append(f.result().prompt_tokens))
+        (tmp_path / "go").touch()
+        await until(lambda: all(request.end is not None for request in long[:3]))
+        return order, long
+
+    client, (order, long) = with_client(chat_folder, use)
+    assert sorted(order) == [74, 84, 94]
+    assert order[1] < order[2]  # the first may have been begun before the others came
+    assert [type(request.end) for request in long[:3]] == [Finished] * 3
+    assert long[3].end is None
+    assert client.restarts == 0
+
+
+def test_prompts_that_cannot_be_read(chat_folder: Path) -> None:
+    """A panic of the tokenizer is its prompt's alone; a prompt that is too long never gets there.
+
+    A token has at most 13 characters.
+    """
+
+    async def use(client: EngineClient) -> Any:
+        assert client.engine["max_prompt_characters"] == 13 * 512
+        prompts = [PANIC, "Hello", PANIC + "x" * SHORT, "Hello " * SHORT]
+        panics = await ends(client, prompts)
+        text = PANIC + "x" * 13 * 512
+        chat = [{"role": "user", "content": text[: 6 * 512]}] * 3
+        long = await ends(client, [text, chat, [1] * 513])
+        return panics, long, await ends(client, ["Hello", "Hello " * SHORT])
+
+    client, (panics, long, later) = with_client(chat_folder, use)
+    assert [type(request.end) for request in panics] == [Failed, Finished, Failed, Finished]
+    assert panics[0].end == Failed(
+        kind="invalid",
+        message="the tokenizer cannot read the prompt (PanicException: index out of bounds): "
+        "change it",
+        param="prompt",
+    )
+    for request, words in zip(
+        long, ("6661 characters", "9216 characters", "513 parts"), strict=True
+    ):
+        assert isinstance(request.end, Failed)
+        assert (request.end.kind, request.end.param) == ("invalid", "prompt")
+        assert not request.submitted
+        assert words in request.end.message
+    assert [type(request.end) for request in later] == [Finished] * 2
+    assert client.restarts == 0
+
+
+def test_health_of_an_engine_that_is_stuck_or_stopped(chat_folder: Path, tmp_path: Path) -> None:
+    stuck = tmp_path / "stuck"
+
+    async def use(client: EngineClient) -> None:
+        assert await client.check_round() == ""
+        # The process answers, but no round ends.
+        stuck.touch()
+        (request,) = submit(client, ["Hello"])
+        await until(lambda: client.state == "unresponsive")
+        assert not client.ready
+        await asyncio.sleep(1.1)  # the last result is too old
+        assert await client.check_round() == "no round within 1 seconds"
+        stuck.unlink()
+        await until(lambda: client.ready and request.end is not None)
+        assert isinstance(request.end, Finished)
+        # Nothing runs, and the process is stopped.
+        os.kill(client.engine["pid"], signal.SIGSTOP)
+        await until(lambda: client.state == "unresponsive")
+        os.kill(client.engine["pid"], signal.SIGCONT)
+        await until(lambda: client.ready)
+        await asyncio.sleep(1.1)
+        assert await client.check_round() == ""
+
+    client, _ = with_client(chat_folder, use, health_seconds=1.0)
+    assert client.restarts == 0
+
+
+@pytest.mark.soak
+def test_an_idle_engine_that_is_stopped_is_started_again(chat_folder: Path) -> None:
+    async def use(client: EngineClient) -> Any:
+        os.kill(client.engine["pid"], signal.SIGSTOP)
+        await until(lambda: client.restarts == 1 and client.ready)
+        return await ends(client, ["Hello"])
+
+    _, (request,) = with_client(chat_folder, use, health_seconds=0.5, stall_seconds=3)
+    assert isinstance(request.end, Finished)
+
+
+@pytest.mark.soak
+def test_requests_wait_for_starts_that_fail(
+    chat_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_client, "_MAX_RESTART_DELAY_SECONDS", 0.05)
+
+    async def use(client: EngineClient) -> Any:
+        (tmp_path / "starts").write_text("5")
+        os.kill(client.engine["pid"], signal.SIGKILL)
+        await until(lambda: not client.ready)
+        return await ends(client, ["Hello"])
+
+    client, (request,) = with_client(chat_folder, use)
+    assert isinstance(request.end, Finished)
+    assert client.restarts == 6
+
+
+@pytest.mark.soak
+def test_requests_fail_when_no_start_succeeds_for_long(
+    chat_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a 503, as new ones do; starts go on."""
+    monkeypatch.setattr(engine_client, "_MAX_RESTART_DELAY_SECONDS", 0.05)
+    starts = tmp_path / "starts"
+
+    async def use(client: EngineClient) -> Any:
+        starts.write_text("1000")
+        os.kill(client.engine["pid"], signal.SIGKILL)
+        await until(lambda: not client.ready)
+        failed = await ends(client, ["Hello"])
+        assert client.state == "failed"
+        with pytest.raises(ApiError) as refused:
+            submit(client, ["Hello"])
+        starts.write_text("0")
+        await until(lambda: client.ready)
+        return failed + await ends(client, ["Hello"]), refused.value
+
+    _, ((failed, later), refused) = with_client(chat_folder, use, stall_seconds=1)
+    assert isinstance(failed.end, Failed)
+    assert (failed.end.kind, refused.status, refused.code) == (
+        "unavailable",
+        503,
+        "engine_unavailable",
+    )
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert isinstance(later.end, Finished)

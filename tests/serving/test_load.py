@@ -12,15 +12,20 @@ import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hammer import Cases, hammer
+from cli_support import write_checkpoint, write_tokenizer
+from hammer import Cases, Tally, hammer, refused_long
 from serving_support import Server
+
+from lopa import LLM
 
 pytestmark = pytest.mark.soak
 
 SECONDS = float(os.environ.get("LOPA_SOAK_SECONDS", "30"))
 CLIENTS = 64
+CACHE = 8192  # tokens of the KV cache of a model with a wide context
 OVERHEAD = 0.005  # seconds that the API may add to a request; an edge of the metric's buckets
 QUIET = 0.9  # share of the processors that others must leave for the clock to count
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -71,6 +76,65 @@ def in_time(server: Server) -> tuple[float, float]:
     """Answers to which the API added less than it may, and all of them."""
     name = "lopa_api_overhead_seconds"
     return server.metric(f"{name}_bucket", le=str(OVERHEAD)), server.metric(f"{name}_count")
+
+
+@pytest.fixture(scope="module")
+def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A context that a megabyte of text may fit into for all that its characters tell."""
+    folder = tmp_path_factory.mktemp("wide") / "bytes"
+    write_tokenizer(write_checkpoint(folder, max_position_embeddings=1 << 17))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wide_cases(wide_folder: Path) -> Cases:
+    llm = LLM(wide_folder, cache_tokens=CACHE)
+    options: dict[str, Any] = {"block_size": 8, "branches": 2, "score": "mean"}
+    config = llm.decode_config(**options, max_new_tokens=64)
+    prompts = [f"Hello {number}" for number in range(8)]
+    return [
+        ({"prompt": prompt, "max_tokens": 64, **options}, llm.generate(prompt, config).text)
+        for prompt in prompts
+    ]
+
+
+@pytest.mark.parametrize("model", ["tiny", "wide"])
+def test_ordinary_clients_beside_long_prompts(model: str, request: pytest.FixtureRequest) -> None:
+    """Eight clients that send a megabyte each, again and again, beside sixteen ordinary ones.
+
+    The built-in model refuses the megabyte by its characters, the other one by its tokens.
+    """
+    cases: Cases = request.getfixturevalue(f"{model}_cases")
+    options: tuple[str, ...] = ()
+    if model == "wide":
+        folder = request.getfixturevalue("wide_folder")
+        options = ("--model", str(folder), "--cache-tokens", str(CACHE))
+    text = ("All work and no play makes Jack a dull boy. " * 30_000)[:1_000_000]
+
+    async def beside(url: str) -> tuple[Tally, int]:
+        tally = Tally()
+        long = asyncio.create_task(refused_long(url, text, 8, tally))
+        await hammer(url, cases, 16, SECONDS, tally)
+        tally.closed = True
+        return tally, await long
+
+    with Server("--max-running", "16", *options) as server:
+        asyncio.run(hammer(server.url, cases, 16, SECONDS / 5))
+        alone = asyncio.run(hammer(server.url, cases, 16, SECONDS))
+        tally, refused = asyncio.run(beside(server.url))
+    before, after = percentile(alone.seconds, 95), percentile(tally.seconds, 95)
+    print(
+        f"\nlong prompts ({model}): 16 clients, {SECONDS:.0f} s: {alone.answered} answers, p95 "
+        f"{before:.3f} s; beside 8 clients whose megabyte was refused {refused} times: "
+        f"{tally.answered} answers, p95 {after:.3f} s, {after / before:.2f} times as long"
+    )
+    assert alone.wrong == tally.wrong == []
+    assert refused >= 8
+    assert tally.answered > 20
+
+
+def percentile(values: list[float], which: int) -> float:
+    return statistics.quantiles(values, n=100)[which - 1]
 
 
 def test_four_times_what_can_be_served(tiny_cases: Cases) -> None:

@@ -224,6 +224,8 @@ def test_what_is_shown_of_replicas(cluster: Server) -> None:
     assert pages.keys() == used.keys() == ranks.keys()
     assert all(0 <= used[pid] < pages[pid] for pid in ranks)
     assert cluster.http.get("/health").json()["state"] == "ready"
+    assert cluster.http.get("/health?deep=1").status_code == 200
+    assert cluster.http.get("/health", headers={"Host": "evil.example"}).status_code == 403
 
 
 def test_requests_are_spread_and_none_is_lost(cluster: Server, alone: list[str]) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from lopa.config import DecodeConfig
 from lopa.engine.llm import BaseLLM
 from lopa.engine.prompts import Prompt
+from lopa.runner.device_timer import DeviceTimer
+from lopa.runner.paged import PagedRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +83,28 @@ class Throughput:
     seconds: float
     tokens_per_second: float
     times_one: float  # against one prompt at a time, in the same run
+    device_waits: float | None  # share of its time that the device waits; None: not known
 
 
 def measure_together(
     llm: BaseLLM, prompts: Sequence[Prompt], config: DecodeConfig, together: int, alone: DecodeSpeed
 ) -> Throughput:
     """The prompts by the engine, `together` at once, after a run that is not counted."""
-    for _ in range(2):
-        began = time.perf_counter()
-        done = llm.generate_as_completed(prompts, config, max_running=together)
-        outputs = [output for _, output in done]
-        seconds = time.perf_counter() - began
+    runner = getattr(llm, "runner", None)
+    backend = runner.backend if isinstance(runner, PagedRunner) and runner.is_async else None
+    timer = DeviceTimer(in_flight=2) if backend is not None else None
+    try:
+        for is_counted in (False, True):
+            if backend is not None and is_counted:
+                backend.timer = timer
+            began = time.perf_counter()
+            done = llm.generate_as_completed(prompts, config, max_running=together)
+            outputs = [output for _, output in done]
+            seconds = time.perf_counter() - began
+    finally:
+        if backend is not None:
+            backend.timer = None
+    total = timer.total if timer is not None and timer.total.forward else None
     tokens = sum(o.tokens for o in outputs)
     return Throughput(
         together=together,
@@ -101,4 +114,5 @@ def measure_together(
         seconds=seconds,
         tokens_per_second=tokens / seconds,
         times_one=tokens / seconds / alone.tokens_per_second,
+        device_waits=total.waited / (total.waited + total.forward) if total else None,
     )

@@ -53,7 +53,7 @@ class _Timed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runner, name)
 
-    def launch(self, plans: Plans) -> InFlight:
+    def launch(self, plans: Plans, lane: int) -> InFlight:
         return InFlight(partial(self.forward, plans))
 
     def forward(self, plans: Plans) -> Sequence[Stats | None]:

@@ -21,9 +21,9 @@ import numpy as np
 
 from lopa.distributed.row_assignment import assign_rows
 from lopa.distributed.stats_codec import Packing
-from lopa.distributed.tensor_parallel import degrees
 from lopa.errors import ConfigError
 from lopa.models.config import ModelConfig
+from lopa.models.part import degrees
 from lopa.types import Plan
 
 BLOCK = 32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -107,6 +108,13 @@ def evaluate(
             help="Folder of --sweep; an interrupted run resumes from it (default: sweep-TASK).",
         ),
     ] = None,
+    unsafe_code: Annotated[
+        bool,
+        typer.Option(
+            "--unsafe-code",
+            help="Run generated code without isolation, where the machine allows none.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Score a decoder on a task or benchmark: accuracy, tokens per forward, tokens per second."""
@@ -118,6 +126,10 @@ def evaluate(
         raise ConfigError(f"{(more or ['--out'])[0]} goes with --sweep: give both, or neither")
     if samples is not None:
         check_writable(samples, "samples")
+    if unsafe_code:
+        from lopa.evaluation.judge import allow_unsafe_code
+
+        allow_unsafe_code()
     if task in PROTOCOLS:
         if split is not None:
             raise ConfigError(f"{task} has no --split: leave it out")
@@ -141,6 +153,9 @@ def evaluate(
         for option, value in strange.items():
             if value is not None:
                 raise ConfigError(f"{option} goes with a benchmark: {', '.join(PROTOCOLS)}")
+    if unsafe_code:
+        facts = {**asked.facts, "unsafe_code": True}
+        asked = replace(asked, facts=facts, title=f"{asked.title}, unsafe code")
     given = {**asked.options(decoding, model.preset), "seed": seed}
     if sweep:
         run_sweep(

@@ -42,7 +42,7 @@ def load(model: ModelOptions, parallel: ParallelOptions | None = None) -> BaseLL
         if parallel is not None and launch is not None:
             return _load_rank(model, parallel, launch, bar)
         if parallel is not None and parallel.ranks > 1:
-            return _load_parallel(model, parallel)
+            return _load_parallel(model, parallel, bar)
         return LLM(model.name, progress=bar.show, **model.llm_options)
 
 
@@ -64,7 +64,7 @@ def _load_rank(
     return RankLLM(model.name, mesh=mesh, progress=bar.show, **options)
 
 
-def _load_parallel(model: ModelOptions, parallel: ParallelOptions) -> BaseLLM:
+def _load_parallel(model: ModelOptions, parallel: ParallelOptions, bar: _LoadBar) -> BaseLLM:
     """This process starts its own ranks."""
     from lopa.distributed.parallel_llm import ParallelLLM
 
@@ -74,6 +74,7 @@ def _load_parallel(model: ModelOptions, parallel: ParallelOptions) -> BaseLLM:
         tensor_parallel=parallel.tensor_parallel or 1,
         rank_timeout=parallel.rank_timeout or RANK_TIMEOUT,
         report=lambda line: print_note(f"note: {line}"),
+        progress=bar.show,
         **model.llm_options,
     )
 

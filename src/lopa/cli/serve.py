@@ -18,7 +18,7 @@ from lopa.cli.options import (
 )
 from lopa.distributed.launch import launch_info
 from lopa.errors import ConfigError, LopaError
-from lopa.serving.config import BRANCHES, EngineConfig, ServeConfig
+from lopa.serving.config import BRANCHES, EngineConfig, ServeConfig, read_api_keys
 
 ENVIRONMENT = "LOPA"  # prefix of the variables
 _SERVER = {field.name: field.default for field in fields(ServeConfig)}  # name → default
@@ -34,7 +34,18 @@ _HELP = {
         "API key that clients must send; may be repeated. Better as a variable, which other users "
         "of this machine cannot read: keys separated by spaces",
     ),
+    "api_key_file": ("Access", "File of API keys, one a line"),
+    "ssl_certfile": ("Access", "Serve HTTPS with this certificate (PEM)"),
+    "ssl_keyfile": ("Access", "Its key (default: in the same file)"),
+    "ssl_ca_certs": ("Access", "Let in clients with a certificate signed by one of these alone"),
+    "allowed_host": (
+        "Access",
+        "Host name by which clients may address the server; may be repeated, * allows all. "
+        "Addresses, localhost and this machine's name always may",
+    ),
     "cors_origin": ("Access", "Origin of web pages to allow; may be repeated"),
+    "max_connections": ("Limits", "Maximum connections"),
+    "request_seconds": ("Limits", "Time for a request to arrive"),
     "max_running": ("Limits", "Maximum sequences decoded at once"),
     "max_queue": ("Limits", "Maximum sequences that wait; more are refused with 429"),
     "token_budget": ("Limits", "Maximum tokens forwarded per round"),
@@ -52,10 +63,12 @@ _HELP = {
     "scale_up_seconds": ("Running", "With --max-replicas: high load before one is added"),
     "scale_down_seconds": ("Running", "With --max-replicas: low load before one is removed"),
     "drain_seconds": ("Running", "Time for running requests to finish at shutdown"),
-    "stall_seconds": ("Running", "Silence after which a busy engine is restarted"),
+    "health_seconds": ("Running", "Silence of the engine after which /health is 503"),
+    "stall_seconds": ("Running", "Silence of the engine after which it is restarted"),
     "log_format": ("Running", "plain or json (default: plain on a terminal, else json)"),
 }
-_HINTS = get_type_hints(ServeConfig)
+_HINTS = {**get_type_hints(ServeConfig), "api_key_file": str}
+_SINGLE = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "max_connections", "request_seconds")
 
 
 def _default(name: str) -> str:
@@ -78,8 +91,10 @@ def serve(
 ) -> None:
     """Serve a model over OpenAI's API. Every option has an environment variable: LOPA_PORT, …"""
     server = {name: given[name] for name in _SERVER if name in given}
-    for name in ("api_key", "cors_origin"):
+    for name in ("api_key", "allowed_host", "cors_origin"):
         server[name] = tuple(server.get(name, ()))
+    if "api_key_file" in given:
+        server["api_key"] += read_api_keys(given["api_key_file"])
     config = ServeConfig(**server)
     engine = EngineConfig(
         model=model.name,
@@ -96,6 +111,9 @@ def serve(
         raise ConfigError("lopa serve starts its own ranks: run it without torchrun")
     if replicas is None and max_replicas is not None:
         raise ConfigError("max-replicas goes with --replicas: give both")
+    if replicas is not None and (single := [name for name in _SINGLE if name in given]):
+        name = single[0].replace("_", "-")
+        raise ConfigError(f"{name} does not go with --replicas, where Ray has the connections")
     if max_replicas is None and {"scale_up_seconds", "scale_down_seconds"} & given.keys():
         raise ConfigError("scale-up-seconds and scale-down-seconds go with --max-replicas: give it")
     extra = "serve" if replicas is None else "ray"

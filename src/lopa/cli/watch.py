@@ -33,6 +33,8 @@ _EOS = "∎"
 _BLOCK_EDGE = "│"
 _AHEAD = Style(color="cyan", underline=True)
 _MERGED = Style(color="magenta", underline=True)
+_EDITED = Style(color="yellow", underline=True)
+_OF_KIND = {"merged": _MERGED, "edited": _EDITED}
 _FRAME_SECONDS = 1 / 30  # between refreshes
 _MAX_BRANCHES = 9  # rows of the table
 _LOW_CONFIDENCE = 0.3  # at this and below everything is equally red
@@ -120,12 +122,12 @@ class OutputView:
         record = event.round
         self._tokens = event.tokens
         self._fresh = {fill.position - self._prompt for fill in record.fills}
-        for fill in record.fills:
-            style = _MERGED if fill.kind == "merged" else confidence_style(fill.max_prob)
-            self._styles[fill.position - self._prompt] = style
         for ahead in record.branches[record.winner].lookaheads:
             self._fresh.add(ahead.position - self._prompt)
             self._styles[ahead.position - self._prompt] = _AHEAD
+        for fill in record.fills:  # one may replace the lookahead token
+            style = _OF_KIND.get(fill.kind) or confidence_style(fill.max_prob)
+            self._styles[fill.position - self._prompt] = style
         self._next = {ahead.position - self._prompt for draft in record.spawned for ahead in draft}
         self._committed = record.cached + record.committed - self._prompt
         self.counters.rounds += 1
@@ -324,6 +326,8 @@ class Watch:
                 f"{merged} merged" if merged else "",
             )
             parts.append(", ".join([won, *filter(None, counts)]))
+        if edited := sum(fill.kind == "edited" for fill in record.fills):
+            parts.append(f"{edited} edited")
         parts.append(f"{self._view.counters.tokens} tokens")
         parts.append(" ".join(_named(self._view, fill) for fill in record.fills) or "no fill")
         return Text("  ".join(parts))

@@ -17,11 +17,13 @@ from bisect import bisect_left as bisect
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
+
 from lopa.config import AUTO_BRANCHES, AcceptName
 from lopa.decoding.lookahead import Scores, merge, wins_alone
 from lopa.decoding.outcome import Outcome
 from lopa.decoding.row_budget import Offer, concave_steps
-from lopa.types import BoolArray, FloatArray, IntArray
+from lopa.types import BoolArray, FloatArray
 
 # Prior of the tokens that each choice gains over the one before, by the way branches are accepted:
 # rounded means over rounds of `words`, where a round without branches brings five, and of
@@ -31,8 +33,9 @@ PRIOR_GAINS: dict[AcceptName, tuple[float, ...]] = {
     "agreed": (1.4, 1.8, 2.8, 2.9),
     "exact": (0.5, 0.8, 0.4, 0.3),
 }
-PRIOR_COUNT = 20.0  # rounds that this prior counts for
-EMA_DECAY = 0.99  # weight of a round against the one after it
+LEARN_EVERY = 4  # rounds
+PRIOR_COUNT = 7.0  # rounds learned of that this prior counts for
+EMA_DECAY = 0.96  # weight of a round against the next one that is learned of
 # Some of a gain would have come a round later by itself, and a first token that is right makes
 # later rounds better: what counts is this share of it. For the first branch it also depends on the
 # probability of its token, (up to, share): a confident one was about to be filled anyway. What
@@ -47,7 +50,10 @@ WAITING_GAIN_SHARE = 0.05  # of all that, while the first block waits: it would 
 # Prior of the tokens that a round without branches brings. As long as no EOS is in view (open) the
 # answer is a long one, and those start slowly and get faster.
 PRIOR_TOKENS, PRIOR_TOKENS_OPEN = 1.8, 5.0
-EXPLORE_AFTER = 70  # rounds without a branch, until one is tried: it may help by now
+EXPLORE_AFTER = 20  # such rounds without a branch, until one is tried: it may help by now
+
+
+_WAITING = np.array([[1.0], [WAITING_GAIN_SHARE]])  # of steps: branches, tokens
 
 
 class BranchBudget:
@@ -59,13 +65,15 @@ class BranchBudget:
         self._unexplored = 0  # rounds since the last one with a branch
         self._gains = self._expected_gains()
         # Steps of the offer by the first gain's share and candidates, until more is learned
-        self._offered: dict[tuple[int, int], tuple[IntArray, FloatArray]] = {}
+        self._offered: dict[tuple[int, int], FloatArray] = {}
 
-    def observe(self, outcome: Outcome) -> int:
+    def observe(self, outcome: Outcome) -> None:
         """Learn what a round would have brought with each number of branches.
 
-        Returns what it did bring, but for tokens behind an EOS.
+        Not of every round: it takes the host as long as choosing does.
         """
+        if outcome.plan.index % LEARN_EVERY:
+            return
         winners = [0]
         merged: list[BoolArray | None] = []
         if outcome.selection is not None:
@@ -76,9 +84,7 @@ class BranchBudget:
                 winners = self.winners(scores.tolist(), wins_alone(scores, outcome.drafts, config))
             if config.merge:
                 merged = _merged(outcome, scores, winners)
-        tokens = outcome.brought(winners, merged)
-        self.learn(tokens)
-        return tokens[-1]
+        self.learn(outcome.brought(winners, merged))
 
     def winners(self, scores: Sequence[float], lone: bool | None = None) -> list[int]:
         """The row that would have won with each choice that this round covers, in turn.
@@ -136,13 +142,15 @@ class BranchBudget:
         candidates: int,
         top_prob: float,
         *,
+        index: int = 0,
         is_waiting: bool = False,
         is_open: bool = False,
     ) -> Offer:
         """What the candidates are worth in a round whose rows have so many tokens.
 
-        top_prob: of the best candidate's token; is_waiting: the first block waits for the next;
-        is_open: no EOS is in view. The device waits meanwhile: no call too many.
+        top_prob: of the best candidate's token; index: of the round; is_waiting: the first block
+        waits for the next; is_open: no EOS is in view. The device waits meanwhile: no call too
+        many.
         """
         share = bisect(FIRST_GAIN_SHARES, (top_prob,))
         candidates = min(candidates, AUTO_BRANCHES[-1])
@@ -151,12 +159,12 @@ class BranchBudget:
             choices = _choices(candidates)
             steps = concave_steps(choices, self._gains[share][: len(choices)])
             self._offered[share, candidates] = steps
-        branches, gains = steps
         if is_waiting:
-            gains = WAITING_GAIN_SHARE * gains
+            steps = steps * _WAITING
         prior = PRIOR_TOKENS_OPEN if is_open else PRIOR_TOKENS
-        least = min(candidates, int(self._unexplored >= EXPLORE_AFTER))
-        return Offer(row_length, prior, branches, gains, least)
+        explores = self._unexplored >= EXPLORE_AFTER and index % LEARN_EVERY == 0
+        least = min(candidates, int(explores))
+        return Offer(row_length, prior, steps, least)
 
 
 def _choices(candidates: int) -> list[int]:

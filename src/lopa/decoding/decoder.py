@@ -25,6 +25,8 @@ from lopa.decoding.row_budget import PRIOR_ROUNDS, Offer, Pace, allocate
 from lopa.decoding.windows import Frame, Pipeline, make_window
 from lopa.types import BoolArray, Draft, FinishReason, IntArray, Plan, Round, Stats
 
+_NOTHING: IntArray = np.empty(0, np.int64)
+
 
 class Decoder:
     """Decodes one sequence: `plan`, `choose` and `record` in turn until `plan` returns None."""
@@ -68,6 +70,9 @@ class Decoder:
         self._block_round = 0  # rounds spent on the present window of blocks
         blocks = self.tokens[self.window.base :].reshape(-1, self.window.size)
         self._masks: list[int] = (blocks == mask_id).sum(axis=1).tolist()  # by block
+        # By block, what is left to do: masks, or with editing 1 where tokens may still change.
+        self._open = self._masks.copy() if config.edits else self._masks
+        self._edit_round = 0  # rounds that the first block has had since its last mask
         self._frame: Frame | None = None
         self._plan: Plan | None = None
         self._outcome: Outcome | None = None
@@ -81,10 +86,13 @@ class Decoder:
 
     @property
     def settled(self) -> int:
-        """How many new tokens are filled from the left without a gap."""
+        """How many new tokens are final from the left without a gap."""
         gaps = self.tokens[self.prompt :] == self.mask_id
         first = int(gaps.argmax())
-        return first if gaps[first] else len(gaps)
+        filled = first if gaps[first] else len(gaps)
+        if self.config.edits:  # only those of finished blocks will not change
+            return min(filled, max(0, self.window.settled - self.prompt))
+        return filled
 
     @property
     def first_eos(self) -> int | None:
@@ -139,7 +147,7 @@ class Decoder:
         has_eos = [self.has_eos or any(a.token in self.eos_ids for a in d) for d in self.drafts]
         has_eos.append(self.has_eos)
         blocks = [[(a.position - base) // size for a in d] for d in self.drafts]
-        frame = self.window.open(self._masks, blocks, has_eos)
+        frame = self.window.open(self._open, blocks, self._ends(has_eos))
         assert frame is not None  # else `choose` has ended it
         self.round += 1
 
@@ -150,6 +158,8 @@ class Decoder:
             for placed in draft:
                 rows[row, placed.position - frame.start] = placed.token
         wanted = rows == self.mask_id
+        if self.config.edits:
+            wanted[:, max(self.prompt, base + frame.first * size) - frame.start :] = True
         if min(frame.row_ends) != end:
             wanted &= np.arange(frame.start, end) < row_ends[:, None]
         if self.config.window == "blocks":  # the masks behind the block are only context
@@ -183,7 +193,10 @@ class Decoder:
             raise RuntimeError("statistics without a plan")
         drafts, taken = self.drafts, self._taken
         self._taken = None
-        view = RoundView.of(plan, frame, stats, self.window.base, self.window.size, self.eos_ids)
+        base, size, mask_id = self.window.base, self.window.size, None
+        if self.config.edits:
+            mask_id = self.mask_id
+        view = RoundView.of(plan, frame, stats, base, size, self.eos_ids, mask_id)
         selection = self.policy.select(view, drafts) if drafts else None
         winner = 0 if selection is None else selection.winner
         if winner < len(drafts):  # it becomes the anchor, its lookahead tokens included
@@ -197,7 +210,7 @@ class Decoder:
                 chain.append(row)
             winner = chain[-1]
         self._plan = self._frame = None
-        following = self.window.peek_row(self._masks, self.has_eos)
+        following = self.window.peek_row(self._open, self._ends([self.has_eos])[0])
         if self.finish is None:
             if self.round == self.config.max_rounds:
                 self.end("rounds")
@@ -212,6 +225,7 @@ class Decoder:
                     following.length,
                     len(self.drafts),
                     self.drafts[0][0].max_prob,
+                    index=self.round + 1,
                     is_waiting=following.is_waiting,
                     # The first forward shows too little to tell.
                     is_open=self.round > 1 and not self.has_eos and not view.is_eos[winner].any(),
@@ -227,6 +241,7 @@ class Decoder:
             chain=chain,
             masks=fills.masks,
             columns=fills.columns,
+            edited=fills.edited,
             forced=fills.forced,
             merged=fills.merged,
             spawned=self.drafts,
@@ -244,10 +259,12 @@ class Decoder:
         outcome, self._outcome = self._outcome, None
         if outcome is None:
             raise RuntimeError("a record without a round")
-        if self.budget is None:
-            self.brought = len(outcome.columns) + outcome.placed
-        else:
-            self.brought = self.budget.observe(outcome)
+        columns, end = outcome.columns, self.first_eos
+        if end is not None:  # tokens behind it do not count
+            columns = columns[columns <= self.prompt + end - outcome.view.offset]
+        self.brought = len(columns) + outcome.placed
+        if self.budget is not None:
+            self.budget.observe(outcome)
             start = max(outcome.plan.start, self.prompt)  # what is cached of a prompt is no matter
             self.pace.add(self.brought, self.cost(int((outcome.plan.row_ends - start).sum())))
         offer = outcome.offer
@@ -275,7 +292,7 @@ class Decoder:
             passed = filled.chosen & ~filled.forced
             added = merged & view.masks[row] & ~passed.reshape(-1)
             filled = with_others(filled, added)
-        chosen, forced = filled
+        chosen, forced, edited = filled
         counts = np.add.reduce(chosen, axis=1, dtype=np.int64)
         for block, count in enumerate(counts.tolist(), frame.first):
             self._masks[block] -= count
@@ -284,7 +301,10 @@ class Decoder:
         tokens = view.token[row][columns]
         self.tokens[view.offset + columns] = tokens
         self.has_eos = self._eos_rows[row] or not self.eos_ids.isdisjoint(tokens.tolist())
-        self.window.close(frame, row, self._masks)
+        replaced = _NOTHING
+        if edited is not None:
+            replaced = self._edit(view, frame, row, edited, masks)
+        self.window.close(frame, row, self._open)
         self._block_round = step + 1 if self._masks[frame.first] else 0
         if self.config.early_stop:
             first = self.first_eos
@@ -293,11 +313,49 @@ class Decoder:
             # Tokens past max_new_tokens, in aligned blocks, are not needed.
             elif self.aligned and self.settled >= self.config.max_new_tokens:
                 self.finish = "length"
-        return _Fills(masks, step, chosen, columns, forced.reshape(-1), added)
+        return _Fills(masks, step, chosen, columns, replaced, forced.reshape(-1), added)
+
+    def _edit(
+        self, view: RoundView, frame: Frame, row: int, edited: BoolArray, masks: list[int]
+    ) -> IntArray:
+        """Replace tokens, and find the blocks that are finished by that; returns the columns.
+
+        A block is finished by a round that found it without masks and left it as it was, or by the
+        last round that it may have. One behind it is finished with it if it, too, was left as it
+        was. masks: [blocks] before the fills.
+        """
+        assert view.edits is not None
+        columns = edited.reshape(-1).nonzero()[0]
+        self.tokens[view.offset + columns] = view.edits.token[row][columns]
+        self.has_eos = bool(eos_mask(self.tokens[self.prompt :], self.eos_ids).any())
+        changed: list[bool] = np.logical_or.reduce(edited, axis=1).tolist()
+        first, last = frame.first, frame.first + frame.blocks[row]
+        for block in range(first, last):
+            self._open[block] = max(1, self._masks[block])
+        for block in range(first, last):
+            if self._masks[block]:
+                break
+            unchanged = not masks[block] and not changed[block - first]
+            spent = False
+            if block == first:
+                self._edit_round += not masks[block]
+                spent = self._edit_round >= self.config.edit_rounds
+            if not unchanged and not spent:
+                break
+            self._open[block] = self._edit_round = 0
+            if not unchanged:
+                break
+        return columns
+
+    def _ends(self, has_eos: list[bool]) -> list[bool]:
+        """[R] rows behind which no block is appended. Where tokens may change, parity goes on."""
+        if self.config.edits and not self.config.early_stop:
+            return [False] * len(has_eos)
+        return has_eos
 
     def _reached(self, plan: Plan, frame: Frame) -> int | None:
         """The row of this round that is the very one a decoder without branches forwards next."""
-        following = self.window.open(self._masks, [], [self.has_eos])
+        following = self.window.open(self._open, [], self._ends([self.has_eos]))
         if following is None or self.finish is not None or following.fresh != frame.fresh:
             return None
         # Under full attention keys and values depend on what lay to their right when they were
@@ -345,5 +403,6 @@ class _Fills(NamedTuple):
     step: int  # how many rounds the first block had had
     chosen: BoolArray
     columns: IntArray  # where it is
+    edited: IntArray  # columns of the tokens that were replaced
     forced: BoolArray
     merged: BoolArray

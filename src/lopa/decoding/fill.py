@@ -1,4 +1,4 @@
-"""Fill rules: which masks of a window are fixed in a round.
+"""Fill rules: which masks of a window are fixed in a round, and which filled tokens are replaced.
 
 A rule sees a row's active blocks as arrays of shape [blocks, block size] and returns which cells to
 fix and which of those it had to force: these did not pass a test but had to be made to get on.
@@ -28,11 +28,17 @@ class Cells(NamedTuple):
     ranking: FloatArray
     may_force: BoolArray
     fresh: bool = False  # the round recomputes everything, as Frame says
+    # With editing: filled cells where another token is predicted, and its probability.
+    doubted: BoolArray | None = None
+    other_prob: FloatArray | None = None
 
 
 class Filled(NamedTuple):
-    chosen: BoolArray  # [blocks, block size]
-    forced: BoolArray  # [blocks, block size], a part of chosen
+    """[blocks, block size] each."""
+
+    chosen: BoolArray  # masks to fix
+    forced: BoolArray  # a part of chosen
+    edited: BoolArray | None = None  # filled cells to be replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +50,25 @@ class FillRule:
 
     def __call__(self, cells: Cells, step: int) -> Filled:
         """step: how many rounds the first block has had."""
+        filled = self.fills(cells, step)
+        if cells.doubted is None or cells.other_prob is None:
+            return filled
+        assert self.config.edit_threshold is not None
+        sure = passes(cells.other_prob, self.config.edit_threshold)
+        return filled._replace(edited=cells.doubted & sure)
+
+    def fills(self, cells: Cells, step: int) -> Filled:
+        """Without editing. In a pipeline also of several rows at once: [rows, blocks, size]."""
         config = self.config
+        if config.window == "pipeline":
+            quotas = self._quotas(cells.mask.shape[-2], step)
+            if config.order == "sequential":
+                return first_count(cells, 1 if quotas is None else int(quotas[0]))
+            return above_threshold(cells, config.threshold, quotas)
         if cells.fresh and self.shift and cells.mask[0, 0]:
             # With shifted rows a cached window lacks the row that predicts its first position, so
             # Fast-dLLM on Dream fills that position, and nothing else, from the full forward.
             return leftmost(cells)
-        if config.decoder == "sdar":
-            quota = block_quota(config.block_size, step, config.steps or 1)
-            if config.order == "sequential":
-                return first_count(cells, quota)
-            return quota_or_threshold(cells, quota, config.threshold)
         if config.factor is not None:
             return by_factor(cells, config.factor)
         if config.steps is not None:
@@ -67,10 +82,23 @@ class FillRule:
             return best_and_threshold(cells, config.threshold)
         return above_threshold(cells, config.threshold)
 
+    def _quotas(self, blocks: int, step: int) -> IntArray | None:
+        """[blocks] least fills of each block that has to get on; None: one.
+
+        The schedule of a block begins when it is the first.
+        """
+        config = self.config
+        steps, size = config.block_steps, config.block_size
+        if steps is None:
+            return None if config.quota == 1 else np.full(blocks, config.quota)
+        quotas = np.full(blocks, block_quota(size, 0, steps))
+        quotas[0] = block_quota(size, step, steps)
+        return quotas
+
     @property
     def kind(self) -> FillKind:
         """What the record says of its fills, forced ones aside."""
-        counts = self.config.steps is not None and self.config.decoder != "sdar"
+        counts = self.config.steps is not None and self.config.window != "pipeline"
         return "count" if counts else "threshold"
 
 
@@ -80,12 +108,15 @@ def passes(max_prob: FloatArray, threshold: float) -> BoolArray:
     return passed
 
 
-def above_threshold(cells: Cells, threshold: float) -> Filled:
+def above_threshold(cells: Cells, threshold: float, quotas: IntArray | None = None) -> Filled:
     """D2F: every mask above the threshold; a fully activated block without one forces its best.
 
-    Also of several rows at once: [rows, blocks, block size].
+    SDAR and LLaDA2: a block with fewer than its quota fills the quota's best instead.
+    quotas: [blocks]; None is one each. Also of several rows at once: [rows, blocks, block size].
     """
     chosen = cells.mask & passes(cells.max_prob, threshold)
+    if quotas is not None:
+        return _best_if_fewer(cells, chosen, quotas)
     forced = np.zeros(chosen.shape, np.bool_)
     without = cells.may_force & ~np.logical_or.reduce(chosen, axis=-1)
     if np.count_nonzero(without):
@@ -96,11 +127,23 @@ def above_threshold(cells: Cells, threshold: float) -> Filled:
     return Filled(chosen, forced)
 
 
+def _best_if_fewer(cells: Cells, passed: BoolArray, quotas: IntArray) -> Filled:
+    """What passed; of a fully activated block with fewer than its quota, the quota's best."""
+    order = np.where(cells.mask, -cells.ranking, math.inf).argsort(axis=-1, kind="stable")
+    places = np.empty_like(order)  # of each cell in that order
+    np.put_along_axis(places, order, np.arange(order.shape[-1]), axis=-1)
+    fewer = cells.may_force & (passed.sum(axis=-1) < quotas)
+    best = cells.mask & (places < quotas[:, None])
+    chosen = np.where(fewer[..., None], best, passed)
+    return Filled(chosen, chosen & ~passed)
+
+
 def with_others(filled: Filled, others: BoolArray) -> Filled:
     """Fill other masks too, [blocks · block size]; a block that has one of them forces nothing."""
     added = others.reshape(filled.chosen.shape)
     forced = filled.forced & ~np.logical_or.reduce(added, axis=-1, keepdims=True)
-    return Filled(filled.chosen & ~filled.forced | forced | added, forced)
+    chosen = filled.chosen & ~filled.forced | forced | added
+    return filled._replace(chosen=chosen, forced=forced)
 
 
 def best_and_threshold(cells: Cells, threshold: float) -> Filled:
@@ -130,15 +173,6 @@ def best_count(cells: Cells, count: int) -> Filled:
     flat = np.flatnonzero(cells.mask.ravel())
     order = np.argsort(-cells.ranking.ravel()[flat], kind="stable")
     return _take(cells, flat[order[:count]])
-
-
-def quota_or_threshold(cells: Cells, quota: int, threshold: float) -> Filled:
-    """SDAR: every mask above the threshold if they fill the quota, else the quota's best."""
-    passed = cells.mask & passes(cells.max_prob, threshold)
-    if passed.sum() >= quota:
-        return Filled(passed, np.zeros_like(passed))
-    best = best_count(cells, quota).chosen
-    return Filled(best, best & ~passed)
 
 
 def first_count(cells: Cells, count: int) -> Filled:

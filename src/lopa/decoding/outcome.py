@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lopa.decoding.fill import Filled, FillRule, above_threshold, with_others
+from lopa.decoding.fill import Filled, FillRule, with_others
 from lopa.decoding.lookahead import Selection
 from lopa.decoding.round_view import RoundView, eos_mask
 from lopa.decoding.row_budget import Offer
@@ -32,6 +32,7 @@ class Outcome:
     chain: list[int]  # rows that were taken in turn, the winner last; several by `exact` alone
     masks: list[int]  # of the winner by block, before the fills
     columns: IntArray  # of the view, that were filled
+    edited: IntArray  # of the view, that were replaced
     forced: BoolArray  # [N] those of them that were forced
     merged: BoolArray  # [N] those of them that the winner's own rule would not have filled
     spawned: list[Draft]  # drafts for the next round
@@ -52,15 +53,15 @@ class Outcome:
         """
         view, rule = self.view, self.fill_rule
         if rule.config.window == "pipeline":  # every row at once
-            filled = above_threshold(view.cells(rows, self.frame), rule.config.threshold)
+            filled = rule.fills(view.cells(rows, self.frame), self.step)
         else:
-            each = [rule(view.cells(row, self.frame), self.step) for row in rows]
+            each = [rule.fills(view.cells(row, self.frame), self.step)[:2] for row in rows]
             filled = Filled(*(np.stack(part) for part in zip(*each, strict=True)))
         for index, others in enumerate(merged):
             if others is not None:
                 own = Filled(filled.chosen[index], filled.forced[index])
                 added = others & view.masks[rows[index]] & ~(own.chosen & ~own.forced).reshape(-1)
-                filled.chosen[index], filled.forced[index] = with_others(own, added)
+                filled.chosen[index], filled.forced[index], _ = with_others(own, added)
         passed, forced = filled.chosen.reshape(len(rows), -1), np.zeros(len(rows), np.int64)
         if rule.config.window == "pipeline":
             passed = passed & ~filled.forced.reshape(passed.shape)

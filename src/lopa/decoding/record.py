@@ -76,7 +76,12 @@ def _fills(outcome: Outcome) -> list[Fill]:
     kinds[outcome.merged[columns]] = "merged"
     kinds[outcome.forced[columns]] = "forced"
     found = columns + view.offset, view.token[row, columns], view.max_prob[row, columns], kinds
-    return [Fill(*each) for each in zip(*(x.tolist() for x in found), strict=True)]
+    fills = [Fill(*each) for each in zip(*(x.tolist() for x in found), strict=True)]
+    if view.edits is not None:
+        for column in outcome.edited.tolist():
+            token, max_prob = (float(x[row, column]) for x in view.edits[1:])
+            fills.append(Fill(view.offset + column, int(token), max_prob, "edited"))
+    return fills
 
 
 def _landscapes(masks: BoolArray, counts: IntArray, max_prob: FloatArray) -> list[str]:

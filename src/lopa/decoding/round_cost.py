@@ -14,7 +14,7 @@ import numpy as np
 
 from lopa.atomic_write import write_lines
 from lopa.errors import ConfigError
-from lopa.types import FloatArray, IntArray
+from lopa.types import FloatArray
 
 _END = 1 << 24  # tokens: no round is as large
 
@@ -24,7 +24,8 @@ class RoundCost:
     """Seconds by the tokens that a round forwards: straight lines between measured points.
 
     Before the first point it is flat, behind the last one the last line goes on. The points are
-    of a round of one session, the host's part included; each further session adds `per_session`.
+    of a round of one session, the host's part included; each further session adds `per_session`,
+    the host's part of a session, in which the device waits.
     """
 
     points: tuple[tuple[int, float], ...]  # (tokens, seconds), tokens rising
@@ -45,12 +46,19 @@ class RoundCost:
             raise ConfigError(f"a session's cost is at least 0: got {self.per_session}")
 
     def __call__(self, tokens: int, sessions: int = 1) -> float:
-        return float(self.of_rounds(np.array([tokens]), sessions)[0])
+        return float(self.of_rounds(np.array([float(tokens)]), sessions)[0])
 
-    def of_rounds(self, tokens: IntArray, sessions: int) -> FloatArray:
+    def of_rounds(self, tokens: FloatArray, sessions: int) -> FloatArray:
         """Of rounds of so many tokens each."""
         found: FloatArray = np.interp(tokens, *self._line)
         return found + (sessions - 1) * self.per_session
+
+    def halves_pay(self, tokens: int, sessions: int) -> bool:
+        """Whether two rounds of half the sessions take less time than one of all, if the host has
+        one half while the device has the other."""
+        host = self.per_session
+        whole, half = self(tokens) - host, self(-(-tokens // 2)) - host  # on the device
+        return max(2 * half, half + sessions / 2 * host) < whole + sessions * host
 
     @cached_property
     def _line(self) -> _Line:

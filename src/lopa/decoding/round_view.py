@@ -14,6 +14,14 @@ from lopa.decoding.windows import Frame
 from lopa.types import BoolArray, Draft, FloatArray, IntArray, Plan, Stats
 
 
+class Edits(NamedTuple):
+    """What the model says of tokens that are filled already: [R, N] each."""
+
+    doubted: BoolArray  # it predicts another one there
+    token: IntArray
+    max_prob: FloatArray
+
+
 @dataclass
 class RoundView:
     """R rows of N columns, a whole number of blocks; [R, N] each. Shorter rows have no masks at
@@ -26,23 +34,39 @@ class RoundView:
     max_prob: FloatArray
     ranking: FloatArray
     eos_ids: Collection[int]
+    edits: Edits | None = None
 
     @classmethod
     def of(
-        cls, plan: Plan, frame: Frame, stats: Stats, base: int, size: int, eos_ids: Collection[int]
+        cls,
+        plan: Plan,
+        frame: Frame,
+        stats: Stats,
+        base: int,
+        size: int,
+        eos_ids: Collection[int],
+        mask_id: int | None = None,
     ) -> RoundView:
         """base: where the first block starts. All that the plan wanted is in the frame's blocks.
 
-        Elsewhere there is no token and no number, so that nothing can go by what was not asked for.
+        mask_id: with editing, which wants more than masks. Elsewhere than at masks there is no
+        token and no number, so that nothing can go by what was not asked for.
         """
         offset = base + frame.first * size
         first = offset - plan.start
-        masks = plan.wanted[:, first : first + max(frame.blocks) * size]
-        token = np.full(masks.shape, -1, np.int64)
-        max_prob, ranking = np.full((2, *masks.shape), np.nan)
+        here = slice(first, first + max(frame.blocks) * size)
+        wanted = plan.wanted[:, here]
+        token = np.full(wanted.shape, -1, np.int64)
+        max_prob, ranking = np.full((2, *wanted.shape), np.nan)
         for array, values in zip((token, max_prob, ranking), stats, strict=True):
-            array[masks] = values
-        return cls(offset, size, masks, token, max_prob, ranking, eos_ids)
+            array[wanted] = values
+        if mask_id is None:
+            return cls(offset, size, wanted, token, max_prob, ranking, eos_ids)
+        masks = wanted & (plan.rows[:, here] == mask_id)
+        edits = Edits(wanted & ~masks & (token != plan.rows[:, here]), token, max_prob)
+        token = np.where(masks, token, -1)
+        max_prob, ranking = (np.where(masks, x, np.nan) for x in (max_prob, ranking))
+        return cls(offset, size, masks, token, max_prob, ranking, eos_ids, edits)
 
     @cached_property
     def is_eos(self) -> BoolArray:
@@ -52,12 +76,18 @@ class RoundView:
     def cells(self, rows: int | list[int], frame: Frame) -> Cells:
         """What a fill rule sees of a row, or of several rows at once."""
         shape = (-1, self.size) if isinstance(rows, int) else (len(rows), -1, self.size)
-        return Cells(
+        cells = Cells(
             self.masks[rows].reshape(shape),
             self.max_prob[rows].reshape(shape),
             self.ranking[rows].reshape(shape),
             frame.may_force[rows],
             frame.fresh,
+        )
+        if self.edits is None:
+            return cells
+        return cells._replace(
+            doubted=self.edits.doubted[rows].reshape(shape),
+            other_prob=self.edits.max_prob[rows].reshape(shape),
         )
 
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from lopa.decoding.round_cost import RoundCost
-from lopa.types import FloatArray, IntArray
+from lopa.types import FloatArray
 
 PRIOR_ROUNDS = 3.0  # that what sessions usually bring counts for beside what they have brought
 PACE_DECAY = 0.95  # weight of a round against the one after it
@@ -29,13 +30,15 @@ class Offer(NamedTuple):
 
     row_length: int  # tokens of a row
     usual: float  # tokens that a round of its anchor alone usually brings
-    branches: IntArray  # [steps] that each step adds
-    gains: FloatArray  # [steps] tokens that each step brings; fewer per branch from step to step
+    # [2, steps] branches that each step adds, tokens that it brings; fewer per branch from step to
+    # step
+    steps: FloatArray
     least: int = 0  # branches that it has in any case
 
     def gain_of(self, branches: int) -> float:
         """Tokens that so many branches are expected to bring over none."""
-        return float(self.gains[self.branches.cumsum() <= branches].sum())
+        added, gains = self.steps
+        return float(gains[added.cumsum() <= branches].sum())
 
 
 class Rest(NamedTuple):
@@ -67,31 +70,32 @@ def allocate(
     pace: Pace,
     rest: Rest = NO_OTHERS,
 ) -> list[int]:
-    """The number of branches of each offer."""
-    count = len(offers)
-    lengths = np.array([offer.row_length for offer in offers])
-    owner = np.arange(count).repeat([len(offer.gains) for offer in offers])
-    branches = np.concatenate([offer.branches for offer in offers])
-    gains = np.concatenate([offer.gains for offer in offers])
-    added = branches * lengths[owner]
+    """The number of branches of each offer. The device may wait meanwhile: no call too many."""
+    branches, gains = np.concatenate([offer.steps for offer in offers], axis=1)
+    per_offer = [offer.steps.shape[1] for offer in offers]
+    lengths = np.repeat([offer.row_length for offer in offers], per_offer)
+    tokens = branches * lengths
     # Stable: a session's own steps stay in their order, and of equals the first session goes first.
-    order = (-gains / added).argsort(kind="stable")
+    order = np.argsort(-gains / tokens, kind="stable")
     # With none of the steps, with the first, with the first two, …
-    forwarded = np.concatenate([[rest.forwarded + lengths.sum()], added[order]]).cumsum()
-    gained = np.concatenate([[0.0], gains[order]]).cumsum()
-    seconds = cost.of_rounds(forwarded, count + rest.sessions)
+    forwarded, gained = np.zeros((2, len(order) + 1))
+    np.cumsum(tokens[order], out=forwarded[1:])
+    np.cumsum(gains[order], out=gained[1:])
+    forwarded += rest.forwarded + sum(offer.row_length for offer in offers)
+    seconds = cost.of_rounds(forwarded, len(offers) + rest.sessions)
     # What such sessions usually bring, in rounds of the best size for that
-    expected = rest.tokens + sum(offer.usual for offer in offers) + gained
+    expected = gained + (rest.tokens + sum(offer.usual for offer in offers))
     likely = int((expected / seconds).argmax())
-    tokens = pace.tokens + PRIOR_ROUNDS * expected[likely]
-    rate = tokens / (pace.seconds + PRIOR_ROUNDS * seconds[likely])
+    brought = pace.tokens + PRIOR_ROUNDS * float(expected[likely])
+    rate = brought / (pace.seconds + PRIOR_ROUNDS * float(seconds[likely]))
     taken = order[: (gained - rate * seconds).argmax()]  # of equals the fewest
-    chosen = np.bincount(owner[taken], branches[taken], count).astype(np.int64).tolist()
-    return [max(k, offer.least) for k, offer in zip(chosen, offers, strict=True)]
+    owner = np.repeat(np.arange(len(offers)), per_offer)
+    chosen = np.bincount(owner[taken], branches[taken], len(offers)).tolist()
+    return [max(int(k), offer.least) for k, offer in zip(chosen, offers, strict=True)]
 
 
-def concave_steps(choices: Sequence[int], gains: Sequence[float]) -> tuple[IntArray, FloatArray]:
-    """(branches, tokens) that each step adds, with falling gains per branch.
+def concave_steps(choices: Sequence[int], gains: Sequence[float]) -> FloatArray:
+    """[2, steps] branches and tokens that each step adds, with falling gains per branch.
 
     choices: numbers of branches, rising from 0; gains: of each over none. A choice that gains less
     per branch than the one behind it is passed over, and so is one that gains nothing.
@@ -105,5 +109,5 @@ def concave_steps(choices: Sequence[int], gains: Sequence[float]) -> tuple[IntAr
             hull.pop()
         if gain > hull[-1][1]:
             hull.append((count, gain))
-    steps = np.diff(np.array(hull), axis=0)
-    return steps[:, 0].astype(np.int64), steps[:, 1]
+    steps = [(b1 - b0, g1 - g0) for (b0, g0), (b1, g1) in pairwise(hull)]
+    return np.array(steps).reshape(-1, 2).T

@@ -47,10 +47,15 @@ class Window(Protocol):
     def end(self) -> int:
         """Absolute end of the blocks that exist."""
 
+    @property
+    def settled(self) -> int:
+        """Absolute end of the blocks that are finished."""
+
     def open(self, masks: list[int], drafts: list[list[int]], has_eos: list[bool]) -> Frame | None:
         """The next round, or None when nothing is left to do.
 
-        masks: [blocks] masks of the anchor by block (those not yet existing count in full);
+        masks: [blocks] masks of the anchor by block (those not yet existing count in full), and 1
+        where there is none but the block is not finished;
         drafts: [k] blocks in which each draft places its tokens; has_eos: [k + 1] rows that hold
         an EOS token.
         """
@@ -59,7 +64,7 @@ class Window(Protocol):
         """The row that `open` would give without lookaheads, without opening it."""
 
     def close(self, frame: Frame, winner: int, masks: list[int]) -> None:
-        """Take the winner's row over; masks: [blocks] of the winner after its fills."""
+        """Take the winner's row over; masks: [blocks] of the winner after its fills, as above."""
 
     def block_views(self, frame: Frame, winner: int, masks: list[int]) -> list[BlockView]:
         """The winner's uncached blocks as the round found them; masks: before its fills.
@@ -85,6 +90,10 @@ class BlockWindow:
         self.current = 0
         self.end = base + self.count * self.size
         self.fresh = True  # the next round is the first of its block
+
+    @property
+    def settled(self) -> int:
+        return self.base + self.current * self.size
 
     def open(self, masks: list[int], drafts: list[list[int]], has_eos: list[bool]) -> Frame | None:
         if self.current == self.count:
@@ -146,6 +155,10 @@ class Pipeline:
     @property
     def end(self) -> int:
         return self.base + self.existing * self.size
+
+    @property
+    def settled(self) -> int:
+        return self.base + self.finished * self.size
 
     def open(self, masks: list[int], drafts: list[list[int]], has_eos: list[bool]) -> Frame | None:
         size, first, there = self.size, self.finished, self.existing

@@ -18,7 +18,6 @@ import sys
 import threading
 import traceback
 from concurrent.futures import Future
-from importlib import import_module
 from typing import Any
 
 from lopa.distributed.channel import die_with
@@ -29,19 +28,18 @@ _MAX_ORDERS = 1 << 20  # bytes
 class ForkServer:
     """The supervisor's end of one."""
 
-    def __init__(self, *, tensor_parallel: bool) -> None:
+    def __init__(self) -> None:
         self._socket, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = dict(os.environ)
         # A package that is not installed but found through sys.path is found there as well.
         environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-        arguments = [str(there.fileno()), str(int(tensor_parallel))]
         process: Future[subprocess.Popen[bytes]] = Future()
         self._closed = closed = threading.Event()
 
         def start() -> None:
             try:
                 popen = subprocess.Popen(
-                    [sys.executable, "-m", "lopa.distributed.fork_server", *arguments],
+                    [sys.executable, "-m", "lopa.distributed.fork_server", str(there.fileno())],
                     pass_fds=[there.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,
@@ -84,8 +82,6 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     from lopa.distributed import rank_process
 
-    if int(sys.argv[2]):
-        import_module("lopa.distributed.tensor_parallel")  # slow: once, not in every rank
     own = os.getpid()
     while True:
         orders, ends, *_ = socket.recv_fds(control, _MAX_ORDERS, 1)

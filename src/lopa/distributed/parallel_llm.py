@@ -19,6 +19,8 @@ from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET
 from lopa.engine.llm import BaseLLM
 from lopa.engine.loader import LoadOptions
 from lopa.errors import ConfigError
+from lopa.models import part
+from lopa.models.checkpoint import Progress
 from lopa.runner.device import choose_device
 
 
@@ -38,6 +40,7 @@ class ParallelLLM(BaseLLM):
         rank_timeout: float = RANK_TIMEOUT,
         device: str = "auto",
         report: Callable[[str], None] | None = None,  # told of ranks that are lost and replaced
+        progress: Progress | None = None,  # as for `LLM`
         fork_server: ForkServer | None = None,  # where one has been started already
         **options: Any,  # of `LLM`
     ) -> None:
@@ -46,9 +49,7 @@ class ParallelLLM(BaseLLM):
         self.tokenizer = loader.load_tokenizer(self.name, self.config)
         self._finish_loading(given)
         if tensor_parallel > 1:
-            from lopa.distributed.tensor_parallel import check  # slow to import
-
-            check(self.config, tensor_parallel)
+            part.check(self.config, tensor_parallel)
         if branch_parallel < 1 or tensor_parallel < 1:
             raise ConfigError("branch-parallel and tensor-parallel must be at least 1")
         if rank_timeout <= 0:
@@ -62,6 +63,7 @@ class ParallelLLM(BaseLLM):
             backend=backend_for(self.device, world),
             timeout=rank_timeout,
             report=report,
+            progress=progress,
             fork_server=fork_server,
         )
 

@@ -22,6 +22,7 @@ from lopa.distributed.fork_server import ForkServer
 from lopa.distributed.mesh import make_store
 from lopa.distributed.placement import DevicePlacement
 from lopa.distributed.rank_process import RankOrders
+from lopa.models.checkpoint import Progress
 
 LOADING_FACTOR = 6.0  # timeouts that a rank has while it loads or first compiles kernels
 BUSY_FACTOR, WAITING_FACTOR = 0.8, 1.5  # timeouts in one phase; in waiting for other ranks
@@ -94,8 +95,10 @@ class RankGroup:
         tensor_parallel: int,
         backend: str,
         timeout: float,
+        progress: Progress | None = None,
     ) -> None:
         self.timeout = timeout
+        self._progress = progress
         self.capacity = 0  # tokens of an empty KV cache: the same on every rank
         self.ranks: list[RankHandle] = []
         self._finished_a_round = False
@@ -211,6 +214,9 @@ class RankGroup:
             if handle.phase != "idle" and seconds > limit:
                 reason = f"it has been at {handle.phase} for {seconds:.1f} s"
                 raise LostRankError(handle.rank, reason)
+        elif kind == "loading":
+            if self._progress is not None:
+                self._progress(*rest)
         elif kind == "ready":
             handle.ready, handle.phase = True, "idle"
             self.capacity = rest[0]

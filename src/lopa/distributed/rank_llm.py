@@ -6,11 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lopa.decoding.round_cost import RoundCost
 from lopa.distributed.branch_runner import BranchRunner
 from lopa.distributed.mesh import Mesh
+from lopa.distributed.tensor_parallel import join_parts, part_of, sum_outputs
 from lopa.engine import cost_measurement, loader
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET
 from lopa.engine.llm import BaseLLM
@@ -35,13 +34,11 @@ class RankLLM(BaseLLM):
         given = LoadOptions(**options)
         super().__init__(model, given, mesh.device)
         self.mesh = mesh
-        is_whole = mesh.tensor_parallel == 1
-        if is_whole:
-            check_fits(self.config, self.device, self.dtype)
+        is_whole, part = mesh.tensor_parallel == 1, part_of(mesh)
+        check_fits(part.config(self.config), self.device, self.dtype)
         self.tokenizer = loader.load_tokenizer(self.name, self.config)
-        target = self.device if is_whole else torch.device("cpu")
         self.model = weights = loader.load_weights(
-            self.name, self.config, given, target, self.dtype, progress
+            self.name, self.config, given, self.device, self.dtype, progress, part
         )
         self.config = weights.config
         self._finish_loading(given)
@@ -50,10 +47,8 @@ class RankLLM(BaseLLM):
         if not is_whole:
             if backend == "triton":
                 raise ConfigError("the backend triton does not sum over parts: use sdpa or auto")
-            from lopa.distributed.tensor_parallel import cut, sum_outputs  # slow to import
-
             backend = "sdpa" if backend == "auto" else backend
-            statistics = cut(weights, mesh, self.device)
+            statistics = join_parts(weights, mesh)
         # Cut first and quantize the parts: a part's scales are its own.
         loader.quantize_weights(weights, self.quantize)
         if not is_whole:

@@ -29,6 +29,8 @@ from lopa.errors import LopaError, RankError
 from lopa.models.tokenizer import Tokenizer
 from lopa.types import Plan, Stats
 
+_PROGRESS_SECONDS = 0.1  # between reports of loading
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOrders:
@@ -149,7 +151,7 @@ def main(orders: RankOrders, end: socket.socket) -> None:
     for thread in (heartbeat, reader, writer):
         thread.start()
     try:
-        llm = _load(orders)
+        llm = _load(orders, heartbeat, writer)
         heartbeat.enter("idle")
         writer.send("ready", llm.capacity)
         RankLoop(llm, reader, heartbeat, writer).run()
@@ -164,8 +166,18 @@ def main(orders: RankOrders, end: socket.socket) -> None:
     threading.Event().wait()  # the supervisor finds out who is to blame, and ends the others
 
 
-def _load(orders: RankOrders) -> RankLLM:
+def _load(orders: RankOrders, heartbeat: Heartbeat, writer: MessageWriter) -> RankLLM:
     use_loopback()
+    reported = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        nonlocal reported
+        heartbeat.enter("loading")  # a large model takes long, but not one tensor of it
+        now = time.monotonic()
+        if orders.rank == 0 and (done == total or now - reported > _PROGRESS_SECONDS):
+            reported = now
+            writer.send("loading", done, total)
+
     mesh = Mesh.join(
         orders.rank,
         orders.branch_parallel * orders.tensor_parallel,
@@ -176,7 +188,7 @@ def _load(orders: RankOrders) -> RankLLM:
         timeout=orders.timeout,
         store=make_store("127.0.0.1", orders.port, is_master=False),
     )
-    return RankLLM(orders.model, mesh=mesh, **orders.options)
+    return RankLLM(orders.model, mesh=mesh, progress=progress, **orders.options)
 
 
 class RankLoop:

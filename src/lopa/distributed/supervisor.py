@@ -25,6 +25,7 @@ from lopa.engine.base import TOKEN_BUDGET
 from lopa.engine.output import Event
 from lopa.engine.session import Session
 from lopa.errors import RankError
+from lopa.models.checkpoint import Progress
 
 _MAX_FAILURES = 4  # in a row, with no round between, before something else is tried
 _ENDED = "the ranks have been ended: load the model again"
@@ -63,6 +64,7 @@ class Supervisor:
         backend: str = "gloo",
         timeout: float,  # seconds until a rank that says nothing counts as lost
         report: Callable[[str], None] | None = None,
+        progress: Progress | None = None,  # of loading, as a model in one process has it
         fork_server: ForkServer | None = None,
     ) -> None:
         self.report = report or (lambda line: None)
@@ -78,7 +80,7 @@ class Supervisor:
         self._failures: list[int | None] = []  # ranks to blame since the last round
         self._cost: RoundCost | None = None  # as the ranks have reported it last
         self._cost_answers = 0
-        self._fork_server = fork_server
+        self._fork_server, self._progress = fork_server, progress
         self.group: RankGroup | None = None
         self._closed = False
         try:
@@ -267,7 +269,7 @@ class Supervisor:
         if self._fork_server is None or not self._fork_server.is_alive:
             if self._fork_server is not None:
                 self._fork_server.close()
-            self._fork_server = ForkServer(tensor_parallel=self._tensor_parallel > 1)
+            self._fork_server = ForkServer()
         self.group = RankGroup(
             self._fork_server,
             self._model,
@@ -276,7 +278,9 @@ class Supervisor:
             tensor_parallel=self._tensor_parallel,
             backend=self._backend,
             timeout=self._timeout,
+            progress=self._progress,
         )
+        self._progress = None  # later groups load while requests wait
         self.capacity = self.group.capacity
         self.group.send("token_budget", self._token_budget)
         for entry in sorted(self._sessions.values(), key=lambda e: (not e.running, e.number)):

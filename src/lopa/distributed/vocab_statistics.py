@@ -19,11 +19,6 @@ from lopa.distributed.mesh import Mesh
 from lopa.runner.statistics import ENTROPY_EPS, gumbel
 
 
-def part_of(size: int, part: int, parts: int) -> range:
-    """The rows of a vocabulary that a part holds; parts may differ by one."""
-    return range(part * size // parts, (part + 1) * size // parts)
-
-
 @dataclass(frozen=True, slots=True)
 class VocabularyStatistics:
     """A `Statistics`: takes this rank's columns of the logits."""

@@ -68,6 +68,7 @@ def measure(
                 one.engine.close()
         for one in timed:
             one.seconds.clear()  # those were to get ready
+            one.host_seconds.clear()
         began = time.perf_counter()
         for turn in range(MOST_TURNS):
             if turn >= LEAST_TURNS and agree(time.perf_counter() - began) > ENOUGH:
@@ -79,23 +80,24 @@ def measure(
             one.engine.close()
     if not timed:
         return EVERY_ROUND_THE_SAME
-    # The median: the fastest of each may be of different moments of a machine whose speed varies.
-    medians = [agree(statistics.median(one.seconds)) for one in timed]
-    return _cost(timed, medians, runner.padding)
+    return _cost(timed, runner.padding, agree)
 
 
 def _cost(
-    timed: list[_Timed], medians: list[float], padding: tuple[tuple[int, int], ...]
+    timed: list[_Timed],
+    padding: tuple[tuple[int, int], ...],
+    agree: Callable[[float], float],
 ) -> RoundCost:
-    each = list(zip(timed, medians, strict=True))
-    alone = {one.tokens: seconds for one, seconds in each if one.sessions == 1}
-    points, per_session = dict(alone), 0.0
-    for one, seconds in ((one, seconds) for one, seconds in each if one.sessions > 1):
-        if one.tokens <= max(alone):  # what more sessions cost; behind that, what tokens cost
-            of_one = RoundCost(tuple(sorted(alone.items())))(one.tokens)
-            per_session = max(0.0, (seconds - of_one) / (one.sessions - 1))
-        else:
-            points[one.tokens] = seconds - (one.sessions - 1) * per_session
+    # The median: the fastest of each may be of different moments of a machine whose speed varies.
+    seconds = {one: agree(statistics.median(one.seconds)) for one in timed}
+    points = {one.tokens: seconds[one] for one in timed if one.sessions == 1}
+    largest, per_session = max(points), 0.0
+    for one in (one for one in timed if one.sessions > 1):
+        if not per_session:
+            per_session = agree(statistics.median(one.host_seconds)) / one.sessions
+        if one.tokens > largest:
+            rest = seconds[one] - (one.sessions - 1) * per_session
+            points[one.tokens] = max(rest, points[largest])
     # More tokens never cost less.
     rising = itertools.accumulate((points[tokens] for tokens in sorted(points)), max)
     return RoundCost(tuple(zip(sorted(points), rising, strict=True)), per_session, padding)
@@ -153,6 +155,7 @@ class _Timed:
         self._add_sessions()
         self.tokens = 0  # of a round, once one was timed
         self.seconds: list[float] = []
+        self.host_seconds: list[float] = []
 
     def turn(self) -> None:
         """Time a round that has all its branches and the full window."""
@@ -165,6 +168,7 @@ class _Timed:
                 if record.index > 1 and is_full and self.tokens in (0, tokens):
                     self.tokens = tokens
                     self.seconds.append(record.seconds)
+                    self.host_seconds.append(self.engine.host_seconds)
                     return
             self.engine.close()
             self._add_sessions()
@@ -182,9 +186,9 @@ class _Timed:
         A round that was launched before others had their turns is done again and its time is of
         no use: the one behind it is timed.
         """
-        was_launched = self.engine.in_flight is not None
+        was_launched = bool(self.engine.in_flight)
         events = self.engine.step()
-        if events and self.engine.in_flight is not None:
+        if events and self.engine.in_flight:
             events = self.engine.step()
         elif was_launched:  # an answer's last round
             return None

@@ -49,7 +49,7 @@ class BaseLLM(ABC):
         self.config = checkpoint.model_config(model)
         self.dtype = choose_dtype(options.dtype, self.config.dtype)
         kind = options.quantize
-        self.quantize = None if kind is None else check_quantize(kind, device)
+        self.quantize = None if kind is None else check_quantize(kind, self.config, device)
         self._options = options
         self._round_cost = options.given_cost()
         self.cost_seconds = 0.0  # that measuring it took, if it was measured here
@@ -286,9 +286,12 @@ class BaseLLM(ABC):
                 "the prompt or ask for fewer new tokens"
             )
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt: text, chat messages, or ids as they are."""
-        return prompts.encode(prompt, self.tokenizer, self.config)
+    def encode(self, prompt: Prompt, at_most: int | None = None) -> list[int]:
+        """The token ids of a prompt: text, chat messages, or ids as they are.
+
+        PromptError for more than `at_most` of them.
+        """
+        return prompts.encode(prompt, self.tokenizer, self.config, at_most)
 
     def _configs(
         self, config: Configs, count: int, settings: dict[str, Any]
@@ -382,7 +385,11 @@ class LLM(BaseLLM):
     ) -> Scheduler:
         self._lock.check_process()
         return Scheduler(
-            self.runner, max_running=max_running, token_budget=token_budget, lock=self._lock
+            self.runner,
+            max_running=max_running,
+            token_budget=token_budget,
+            cost=self._round_cost,
+            lock=self._lock,
         )
 
     def _measure_cost(self) -> RoundCost:

@@ -23,6 +23,7 @@ from lopa.models import checkpoint
 from lopa.models.config import ModelConfig
 from lopa.models.families import family_named
 from lopa.models.files import resolve
+from lopa.models.part import Part
 from lopa.models.tokenizer import Tokenizer
 from lopa.models.transformer import Transformer
 from lopa.runner.backend import choose_backend, prepare
@@ -98,14 +99,21 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     progress: checkpoint.Progress | None = None,
+    part: Part = checkpoint.WHOLE,
 ) -> Transformer:
     if name.startswith(checkpoint.DUMMY):
         if options.adapter is not None:
             raise CheckpointError("a dummy model takes no adapter: leave it out")
-        return checkpoint.dummy(config, device=device, dtype=dtype, seed=0)
+        return checkpoint.dummy(config, device=device, dtype=dtype, seed=0, part=part)
     adapter = None if options.adapter is None else resolve(options.adapter, "adapter")
     return checkpoint.load(
-        resolve(name), config, device=device, dtype=dtype, adapter=adapter, progress=progress
+        resolve(name),
+        config,
+        device=device,
+        dtype=dtype,
+        adapter=adapter,
+        progress=progress,
+        part=part,
     )
 
 

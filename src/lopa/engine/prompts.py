@@ -34,14 +34,21 @@ def is_batch(prompts: object) -> bool:
     return isinstance(first, str) or (hasattr(first, "__len__") and not isinstance(first, Mapping))
 
 
-def encode(prompt: Prompt, tokenizer: Tokenizer | None, config: ModelConfig) -> list[int]:
-    """The token ids of a prompt, checked: this is the only place where a prompt is."""
+def encode(
+    prompt: Prompt, tokenizer: Tokenizer | None, config: ModelConfig, at_most: int | None = None
+) -> list[int]:
+    """The token ids of a prompt, checked: this is the only place where a prompt is.
+
+    PromptError for more than `at_most` of them.
+    """
     given: Any = prompt
     is_chat = isinstance(prompt, list | tuple) and any(isinstance(p, Mapping) for p in prompt)
     if isinstance(prompt, str) or is_chat:
         if tokenizer is None:
             raise PromptError("this model has no tokenizer: give the prompt as token ids")
         given = tokenizer.encode(prompt) if isinstance(prompt, str) else tokenizer.chat(given)
+    if at_most is not None and hasattr(given, "__len__") and len(given) > at_most:
+        raise PromptError(f"the prompt has {len(given)} tokens and {at_most} fit: shorten it")
     ids = token_ids(given, config.vocab_size)
     if not ids:
         raise PromptError("the prompt is empty: give at least one token")

@@ -5,9 +5,11 @@ round takes as many running sessions as its token budget allows, in turn; one th
 time goes first the next time. The branches of sessions that leave their number open are weighed
 against each other (`row_budget`).
 
-The round in flight is one object, `InFlightRound`. Where the runner is asynchronous the next round
+A round in flight is one object, `InFlightRound`. Where the runner is asynchronous the next round
 is launched as soon as the last one is committed: the device works while records are made, text is
-detokenized and whoever drives the engine reads the events.
+detokenized and whoever drives the engine reads the events. With many sessions the host's own part
+would keep the device waiting: then they go in two halves, and while one is on the host the other is
+on the device.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from lopa.decoding.round_cost import RoundCost
 from lopa.decoding.row_budget import Offer, Pace, Rest, allocate
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
 from lopa.engine.engine_lock import EngineLock
@@ -31,18 +34,19 @@ class InFlightRound:
 
     sessions: list[Session]
     forward: InFlight
+    lane: int  # of the runner
     seconds: float  # that it is expected to take; 0: nobody asks
 
     @classmethod
     def launch(
-        cls, runner: Runner, turn: list[Session], seconds: float, now: float
+        cls, runner: Runner, lane: int, turn: list[Session], seconds: float, now: float
     ) -> InFlightRound:
         plans = []
         for session in turn:
             if session.launched_at is None:  # a long prompt takes several forwards
                 session.launched_at = now
             plans.append((session.slot, _plan(session)))
-        return cls(turn, runner.launch(plans), seconds)
+        return cls(turn, runner.launch(plans, lane), lane, seconds)
 
     def wait(self) -> list[tuple[Session, Stats]]:
         """The sessions whose statistics are there; a prompt may want another forward."""
@@ -58,13 +62,17 @@ class Scheduler(Engine):
         max_running: int = MAX_RUNNING,
         token_budget: int = TOKEN_BUDGET,
         overlap: bool = True,  # launch the next round before the events of this one are read
+        cost: RoundCost | None = None,  # of a round; None: not known until a session has it
         lock: EngineLock | None = None,
     ) -> None:
         super().__init__(max_running, token_budget, lock)
         self.runner = runner
         self.overlap = overlap and runner.is_async
-        self.in_flight: InFlightRound | None = None
+        self.in_flight: list[InFlightRound] = []  # the oldest first
+        self.cost = cost
+        self.host_seconds = 0.0  # of the last round: what the device would have waited
         self._pace = Pace()
+        self._tokens_each = 0.0  # forwarded per session in the round that was launched last
 
     def check(self, session: Session) -> None:
         self.runner.check(session.capacity)
@@ -77,8 +85,8 @@ class Scheduler(Engine):
         for queue in (self.waiting, self.running):
             if session in queue:
                 queue.remove(session)
-        if self.in_flight is not None and session in self.in_flight.sessions:
-            self.in_flight = None  # the others' plans are launched again, without it
+        # The others' plans are launched again, without it.
+        self.in_flight = [one for one in self.in_flight if session not in one.sessions]
         self._release(session)
 
     @property
@@ -86,13 +94,15 @@ class Scheduler(Engine):
         return self.runner.kv_pages
 
     def _step(self) -> list[tuple[Session, Event]]:
-        in_flight = self.in_flight or self._launch(time.perf_counter())
-        if in_flight is None:
+        if not self.in_flight:
+            self._launch(time.perf_counter())
+        if not self.in_flight:
             return []
-        self.in_flight = None
-        done = in_flight.wait()
-        if len(in_flight.sessions) < len(self.running):
-            for session in in_flight.sessions:  # to the end of the queue
+        one = self.in_flight.pop(0)
+        done = one.wait()
+        found = time.perf_counter()
+        if len(one.sessions) < len(self.running):
+            for session in one.sessions:  # to the end of the queue
                 self.running.remove(session)
                 self.running.append(session)
         self.runner.commit([(session.slot, session.choose(stats)) for session, stats in done])
@@ -106,27 +116,45 @@ class Scheduler(Engine):
                 self.running.remove(session)
                 self._release(session)  # its slot is for the next one
         if self.overlap:
-            self.in_flight = self._launch(now)
+            self._launch(now)
+        self.host_seconds = time.perf_counter() - found
         events = [(session, session.record(seconds)) for session, seconds in spent]
-        if in_flight.seconds:
-            self._pace.add(sum(session.decoder.brought for session, _ in spent), in_flight.seconds)
+        if one.seconds:
+            self._pace.add(sum(session.decoder.brought for session, _ in spent), one.seconds)
         return events
 
-    def _launch(self, now: float) -> InFlightRound | None:
-        """Launch the next round; None where no session runs. now: when its time begins."""
+    def _launch(self, now: float) -> None:
+        """Launch what is to be in flight. now: when its time begins."""
         self._admit()
-        turn, seconds = self._next_turn()
-        return InFlightRound.launch(self.runner, turn, seconds, now) if turn else None
+        halves = self._goes_in_halves()
+        if self.in_flight and not halves:
+            return  # all go together when those are done
+        most = -(-len(self.running) // 2) if halves else len(self.running)
+        lanes = {0, 1} if halves else {0}
+        for lane in sorted(lanes - {one.lane for one in self.in_flight}):
+            turn, seconds = self._next_turn(most)
+            if turn:
+                one = InFlightRound.launch(self.runner, lane, turn, seconds, now)
+                self.in_flight.append(one)
 
-    def _next_turn(self) -> tuple[list[Session], float]:
-        """The sessions of the next round, as many as the token budget allows.
+    def _goes_in_halves(self) -> bool:
+        """Whether two rounds in turn, one on the device and one on the host, take less time."""
+        count = len(self.running)
+        if self.cost is None or not self.overlap or self.runner.lanes < 2 or count < 2:
+            return False
+        return self.cost.halves_pay(int(count * self._tokens_each), count)
+
+    def _next_turn(self, most: int) -> tuple[list[Session], float]:
+        """The sessions of the next round: at most so many, as far as the token budget allows.
 
         And the seconds it is expected to take, where a session leaves its branches open.
         """
+        in_flight = {session for one in self.in_flight for session in one.sessions}
+        ready = [session for session in self.running if session not in in_flight]
         turn: list[Session] = []
-        chosen = self._choose_branches()
+        chosen = self._choose_branches(ready[:most])
         forwarded = 0
-        for session in self.running:
+        for session in ready[:most]:
             offer = session.decoder.offer
             if offer is None:
                 tokens = self.runner.cost(_plan(session))
@@ -136,6 +164,8 @@ class Scheduler(Engine):
                 break
             forwarded += tokens
             turn.append(session)
+        if turn:
+            self._tokens_each = forwarded / len(turn)
         if not chosen:
             return turn, 0.0
         for session in turn:
@@ -143,7 +173,7 @@ class Scheduler(Engine):
                 session.decoder.take(chosen[session])
         return turn, next(iter(chosen)).decoder.cost(forwarded, len(turn))
 
-    def _choose_branches(self) -> dict[Session, int]:
+    def _choose_branches(self, sessions: list[Session]) -> dict[Session, int]:
         """Of all sessions that leave their number open, in one budget.
 
         Sessions that have to wait for their turn count too: the rounds that they wait for are like
@@ -152,7 +182,7 @@ class Scheduler(Engine):
         offering: list[Session] = []
         offers: list[Offer] = []
         others, forwarded, tokens = 0, 0, 0.0
-        for session in self.running:
+        for session in sessions:
             if (offer := session.decoder.offer) is not None:
                 offering.append(session)
                 offers.append(offer)
@@ -162,7 +192,7 @@ class Scheduler(Engine):
                 tokens += session.decoder.usual_tokens
         if not offers:
             return {}
-        cost = offering[0].decoder.cost  # one for all: they are sessions of one model
+        cost = self.cost = offering[0].decoder.cost  # one for all: sessions of one model
         # A session that is alone has its own pace: what ran before it is no matter.
         pace = self._pace if len(self.running) > 1 else offering[0].decoder.pace
         chosen = allocate(offers, cost, pace, Rest(others, forwarded, tokens))

@@ -39,8 +39,7 @@ class Session:
         # Set by the engine that runs it.
         self.slot = -1  # of the runner
         self.launched_at: float | None = None  # when its round was launched
-        # Parity with the published loops knows no limit but its whole blocks.
-        self._limit = config.max_new_tokens if config.early_stop else None
+        self._limit = config.max_new_tokens if config.cuts_answer else None
         self._stream = StreamDecoder(tokenizer) if tokenizer else None
         self._text = ""  # final
         self._detokenized = 0  # new tokens that are in it
@@ -113,7 +112,7 @@ class Session:
 
     def _is_full(self) -> bool:
         """Whether all that was asked for is filled, without an EOS in it."""
-        if self._limit is None or self.decoder.settled < self._limit:
+        if not self.config.early_stop or self._limit is None or self.decoder.settled < self._limit:
             return False
         first = self.decoder.first_eos
         return first is None or first >= self._limit
@@ -158,6 +157,7 @@ class Session:
         if self.tokenizer is not None:
             seen = {*self.trace.prompt_ids, *generated} - {decoder.mask_id}
             for record in self.trace.rounds:
+                seen.update(f.token for f in record.fills)  # an edit may have replaced it
                 seen.update(a.token for draft in record.spawned for a in draft)
                 seen.update(o.token for branch in record.branches for o in branch.anchor)
             self.trace.pieces = {t: self.tokenizer.piece(t) for t in sorted(seen)}

@@ -1,73 +1,37 @@
 """EvalPlus's sets as exercises: its problems, prompt, search for the code, and scoring.
 
-EvalPlus's own scoring function runs as the judge of the sandbox: the reference solution, the
-answer and every comparison happen in there, under its limits.
+EvalPlus's own scoring runs in the tester (`sandbox/plus_tester.py`), with the reference solution
+and every comparison. The answer runs in the other process, under EvalPlus's limits.
 """
 
 from __future__ import annotations
 
 import contextlib
-import pickle
+import os
 import sys
-from functools import partial
-from pathlib import Path
+from functools import cache, partial
 from typing import Any
 
-from lopa.errors import ConfigError, LopaError
+from lopa.errors import ConfigError
 from lopa.evaluation.benchmark import Exercise, Scores
 from lopa.evaluation.extras import require
+from lopa.evaluation.judge import check_isolation, judge_plus
 from lopa.evaluation.rows import Row
-from lopa.evaluation.sandbox import Judge, run
+from lopa.evaluation.sandbox.zygote_client import Kit
 
 _SYSTEM = "You are an intelligent programming assistant to produce Python algorithmic solutions"
 _USER = "Can you complete the following Python function?\n```python\n{prompt}\n```\n"
 _FENCE = "```"
-_SECONDS = 2 * 60.0  # EvalPlus's for all inputs of a problem, for the reference and the answer
+_SECONDS = 60.0  # EvalPlus's for all inputs of a problem
+_TESTER = ("evalplus.eval", "evalplus.gen.util", "lopa.evaluation.sandbox.plus_tester")
 _MEGABYTES = 4096  # EvalPlus's
-
-# Runs in the sandbox. The limits on time by input are EvalPlus's.
-_JUDGE = """
-def prepare(payload):
-    import contextlib, os, pickle
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    from evalplus import config, eval as scoring
-    from evalplus.eval._special_oracle import MBPP_OUTPUT_NOT_NONE_TASKS
-    from evalplus.gen.util import trusted_exec
-
-    class Cell:
-        value = 0
-
-    class Unfit(Exception):
-        pass
-
-    scoring.create_tempdir = contextlib.nullcontext  # the sandbox has its own,
-    scoring.reliability_guard = lambda **_: None  # is stricter,
-    scoring.query_maximum_memory_bytes = lambda: None  # and has set a limit
-    dataset, reference, entry_point, inputs, atol = pickle.loads(payload)
-    loose = dataset == "mbpp" and entry_point in MBPP_OUTPUT_NOT_NONE_TASKS
-
-    def judge(code):
-        try:
-            expected, times = trusted_exec(reference, inputs, entry_point, True, loose)
-        except Exception:
-            raise Unfit from None
-        least, factor = config.DEFAULT_MIN_TIME_LIMIT, config.DEFAULT_GT_TIME_LIMIT_FACTOR
-        limits = [max(least, factor * seconds) for seconds in times]
-        ended, count, details = Cell(), Cell(), [False] * len(inputs)
-        ended.value = None
-        scoring.unsafe_execute(
-            dataset, entry_point, code, inputs, expected, limits, atol, True, ended, details, count
-        )
-        assert ended.value == scoring._SUCCESS and all(details)
-
-    return judge
-"""
 
 
 def plus_exercises(
     name: str, rows: list[Row] | None, limit: int | None, chat: bool
 ) -> list[Exercise]:
     dataset = name.removesuffix("+")
+    check_isolation()
     return [_exercise(dataset, problem, chat) for problem in _problems(name, rows)[:limit]]
 
 
@@ -116,14 +80,23 @@ def _score(dataset: str, problem: Row, text: str) -> Scores:
 
 
 def passes(dataset: str, problem: Row, inputs: str, code: str) -> bool:
-    reference = problem["prompt"] + problem["canonical_solution"]
-    asked: tuple[Any, ...] = (dataset, reference, problem["entry_point"], problem[inputs])
-    payload = pickle.dumps((*asked, problem["atol"]))
-    folders = tuple(path for path in sys.path if Path(path).is_absolute() and Path(path).is_dir())
-    outcome = run(code, _SECONDS, _MEGABYTES, Judge(_JUDGE, payload, folders))
-    if outcome.reason == "Unfit":  # what the answer raises does not come through
-        raise LopaError(
-            f"the reference solution of {problem['task_id']} fails in the sandbox: see that the "
-            "standard library can be read without being root, or leave the row out with --data"
-        )
-    return outcome.passed
+    tests: dict[str, Any] = {
+        "dataset": dataset,
+        "reference": problem["prompt"] + problem["canonical_solution"],
+        "entry_point": problem["entry_point"],
+        "inputs": problem[inputs],
+        "atol": problem["atol"],
+    }
+    tester, answer = _kits()
+    limits: dict[str, Any] = {"seconds": _SECONDS, "megabytes": _MEGABYTES}
+    return judge_plus(code, tests, tester=tester, kit=answer, **limits).passed
+
+
+@cache
+def _kits() -> tuple[Kit, Kit]:
+    """Of the tester, which needs EvalPlus and all that it imports, and of answers: numpy alone."""
+    paths = tuple(path for path in sys.path if os.path.isabs(path) and os.path.isdir(path))
+    package = os.path.dirname(require("numpy", "evalplus", "scoring").__file__)
+    libraries = (package, f"{package}.libs")
+    numpy = Kit(("numpy",), (os.path.dirname(package),), tuple(filter(os.path.isdir, libraries)))
+    return Kit(_TESTER, paths, paths), numpy

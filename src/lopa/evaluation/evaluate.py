@@ -15,8 +15,10 @@ from lopa.config import DecodeConfig
 from lopa.engine.llm import LLM
 from lopa.errors import ConfigError
 from lopa.evaluation.benchmark import Benchmark, Exercise
+from lopa.evaluation.judge import check_isolation
 from lopa.evaluation.sample import Sample, Samples, figures, make_sample
 from lopa.evaluation.scoring import score
+from lopa.tasks import functions
 from lopa.tasks.problem import Problem
 
 Tick = Callable[[], None]  # called after every answer
@@ -35,6 +37,9 @@ def problems(task: str, split: str, limit: int, seed: int) -> list[Problem]:
 
 def built_in(task: str, split: str, limit: int, seed: int) -> Benchmark:
     """Problems of a built-in task."""
+
+    if task == functions.NAME:
+        check_isolation()
 
     def exercise(problem: Problem) -> Exercise:
         return Exercise(problem.prompt, lambda text: {"correct": score(problem, text)})

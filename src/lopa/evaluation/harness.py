@@ -6,7 +6,7 @@ takes every option of `lm_eval`. `model_args` are those of `LLM` (model, adapter
 quantize) and the fields of `DecodeConfig`, or preset=NAME; batch_size is how many are decoded at
 once. Stop strings and room for the answer are the task's unless they are given; the room is rounded
 up to whole blocks. With `--apply_chat_template` the engine applies the model's template. Tasks that
-score code with code_eval run it in this project's sandbox.
+score code with code_eval run it by this project's judge; unsafe_code=true is --unsafe-code.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from lopa.engine.llm import LLM
 from lopa.engine.prompts import Prompt
 from lopa.errors import ConfigError
 from lopa.evaluation import code_eval
+from lopa.evaluation.judge import allow_unsafe_code
 from lopa.evaluation.likelihood import log_likelihood
 
 _LLM_OPTIONS = ("adapter", "device", "dtype", "quantize")
@@ -44,6 +45,7 @@ class HarnessLM(LM):  # type: ignore[misc]  # the harness has no types
         batch_size: int | str = 1,
         mask_samples: int = 32,  # of masks, for a likelihood
         max_batch_size: int | None = None,  # the harness passes it on; decoding needs none
+        unsafe_code: bool = False,  # run generated code without isolation
         **options: Any,
     ) -> None:
         super().__init__()
@@ -53,6 +55,8 @@ class HarnessLM(LM):  # type: ignore[misc]  # the harness has no types
             raise ConfigError(f"batch_size must be a number: got {batch_size!r}") from None
         given = {n: options.pop(n, None) for n in _LLM_OPTIONS}
         loading: dict[str, Any] = {n: str(v) for n, v in given.items() if v is not None}
+        if unsafe_code:
+            allow_unsafe_code()
         self.llm = LLM(model, **loading)
         self.mask_samples, self.preset = mask_samples, preset
         self.options = {n: v for n, v in options.items() if v is not None}
@@ -80,6 +84,7 @@ class HarnessLM(LM):  # type: ignore[misc]  # the harness has no types
         answers = [""] * len(requests)
         kinds: dict[str, list[int]] = {}  # requests that ask for the same
         for index, request in enumerate(requests):
+            code_eval.remember(request.doc)
             kinds.setdefault(repr(request.args[1]), []).append(index)
         for indices in kinds.values():
             config = self._config(requests[indices[0]].args[1])

@@ -12,9 +12,9 @@ from typing import Any
 from lopa.errors import ConfigError
 from lopa.evaluation.benchmark import Exercise, Scores
 from lopa.evaluation.extras import require
+from lopa.evaluation.judge import check_isolation, code_of_prompt, judge
 from lopa.evaluation.protocol import Protocol
 from lopa.evaluation.rows import Row
-from lopa.evaluation.sandbox import run
 
 _SEED = 1234  # the harness's own, for sampling examples
 
@@ -31,6 +31,8 @@ def harness_exercises(
     """The exercises and the strings that end an answer."""
     if name == "humaneval":
         require("evalplus.sanitize", "evalplus", "looking for the code in an answer to humaneval")
+    if name in ("humaneval", "mbpp"):
+        check_isolation()
     tasks = _load(name, protocol, rows, examples, shots)
     until = tuple(tasks[0].config.generation_kwargs["until"])
     found: list[Exercise] = []
@@ -122,8 +124,16 @@ def _score_completion(task: Any, doc: Row, until: Sequence[str], text: str) -> S
     from lopa.evaluation.sanitize import sanitize
 
     body = text.partition("```python\n")[2] or text
-    program = sanitize(f"{doc['prompt']}\n{body.partition('```')[0]}", doc["entry_point"])
-    passed = run(f"{program}\n{task.doc_to_target(doc)}").passed
+    cut = text
     for stop in until:
-        text = text.partition(stop)[0]
-    return {"pass@1,sanitized": passed, **_score(task, doc, "pass@1,create_test", text)}
+        cut = cut.partition(stop)[0]
+    prompt, entry_point, tests = doc["prompt"], doc["entry_point"], task.doc_to_target(doc)
+    given = code_of_prompt(prompt)
+    programs = {
+        "pass@1,sanitized": sanitize(f"{prompt}\n{body.partition('```')[0]}", entry_point),
+        "pass@1,create_test": prompt + cut,
+    }
+    return {
+        name: judge(program, tests, given=given, entry_point=entry_point).passed
+        for name, program in programs.items()
+    }

@@ -71,7 +71,10 @@ def make_sample(
         seconds=output.seconds,
         first_round_seconds=output.first_round_seconds,
         finish=output.finish,
-        by_round=tuple(len(r.fills) + w for r, w in zip(rounds, won, strict=True)),
+        by_round=tuple(
+            w + sum(fill.kind != "edited" for fill in r.fills)
+            for r, w in zip(rounds, won, strict=True)
+        ),
         branches=tuple(len(r.branches) - 1 for r in rounds),
         forwarded=tuple(sum(b.end - r.start for b in r.branches) for r in rounds),
         elapsed=elapsed,

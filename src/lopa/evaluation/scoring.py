@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from lopa.evaluation.sandbox import run
+from lopa.evaluation.judge import judge
 from lopa.tasks import functions, words
 from lopa.tasks.problem import Problem
 
@@ -39,7 +39,7 @@ def score_functions(problem: Problem, text: str) -> bool:
     """
     if not text.strip():
         return False
-    return run("\n".join([text, "", *problem.check])).passed
+    return judge(text, "\n".join(problem.check)).passed
 
 
 _SCORERS = {words.NAME: score_words, functions.NAME: score_functions}

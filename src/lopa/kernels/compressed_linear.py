@@ -14,7 +14,8 @@ from lopa.kernels.hopper.compressed_gemm import (
     tiling_of,
 )
 from lopa.kernels.quantize import PARTS, QuantizedLinear
-from lopa.models.transformer import Linear, Transformer
+from lopa.models.feed_forward import Linear
+from lopa.models.transformer import Transformer
 
 _SHARE = 0.25  # of the memory, at most
 

@@ -16,7 +16,8 @@ from lopa.kernels.hopper.swiglu_gemm import supports, swiglu_gemm
 from lopa.kernels.quantize import QuantizedLinear
 from lopa.kernels.scaled import Scaled
 from lopa.kernels.triton import pointwise
-from lopa.models.transformer import FeedForward, Transformer
+from lopa.models.feed_forward import FeedForward
+from lopa.models.transformer import Transformer
 
 
 def linear(layer: nn.Module, x: Tensor | Scaled) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lopa.errors import DeviceError
 from lopa.kernels.scaled import Scaled, quantize_rows
+from lopa.models.config import ModelConfig
 from lopa.models.transformer import Transformer
 
 Quantize = Literal["fp8", "int8"]
@@ -76,8 +77,10 @@ def quantize(model: Transformer, kind: Quantize) -> None:
             setattr(owner, name, QuantizedLinear(getattr(owner, name), KINDS[kind]))
 
 
-def check_quantize(name: str, device: torch.device) -> Quantize:
+def check_quantize(name: str, config: ModelConfig, device: torch.device) -> Quantize:
     """The name if the device supports it; else an error with the alternatives."""
+    if config.mixture is not None:
+        raise DeviceError("there is no quantization of experts: leave it out")
     able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
     choices: list[Quantize] = ["fp8", "int8"] if able else ["int8"]
     for choice in choices:

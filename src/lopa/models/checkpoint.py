@@ -1,19 +1,19 @@
 """Checkpoints: from a folder of safetensors (and perhaps a LoRA) to a transformer on a device.
 
-Tensors are memory-mapped and copied one by one into the transformer's own parameters, so loading
-needs little more memory than the model. A LoRA is added to each tensor as it is read, before it
-is merged with its neighbours or cast.
+Tensors are read one by one straight into the transformer's own parameters, and of a part of a model
+only what it holds, so loading needs little more memory than the part. A LoRA is added to each
+tensor as it is read, before it is merged with its neighbours or cast.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -23,10 +23,13 @@ from lopa.models.families import dummy_shapes, family_named, family_of
 from lopa.models.family import Family, Target
 from lopa.models.files import file_size, read_json, resolve, safetensors_header
 from lopa.models.lora import Lora
+from lopa.models.part import Part
+from lopa.models.tensor_file import TensorFile
 from lopa.models.transformer import Transformer
 
 DUMMY = "dummy:"  # in front of a shape's name: random weights
 Progress = Callable[[int, int], None]  # tensors done, tensors in all
+WHOLE = Part()
 
 
 def model_config(name: str | Path) -> ModelConfig:
@@ -53,56 +56,121 @@ def load(
     dtype: torch.dtype,
     adapter: Path | None = None,
     progress: Progress | None = None,
+    part: Part = WHOLE,
 ) -> Transformer:
-    """The folder's weights, with the adapter merged, as a transformer in `dtype` on `device`."""
+    """The folder's weights, with the adapter merged, as a transformer in `dtype` on `device`.
+
+    Of a part of it the config is still that of the whole model.
+    """
     family = family_named(config.family)
     files = _files(folder)
-    targets = family.weight_targets(config)
-    tied = replace(config, tied_head=True)
-    if not config.tied_head and files.keys().isdisjoint(
-        targets.keys() - family.weight_targets(tied).keys()
-    ):
-        config, targets = tied, family.weight_targets(tied)  # no head in the files: it is shared
+    config, targets = _fit(files, family, config)
     lora = Lora.read(adapter, targets) if adapter else None
     _check_names(folder, files, targets, family, config)
-    for path in {files[key] for key in targets}:  # before memory is asked for
-        _check_shapes(path, [key for key in targets if files[key] == path], targets)
-    model = empty(config, device, dtype)
+    keys: dict[Path, list[str]] = {}  # by file
+    for key in targets:
+        keys.setdefault(files[key], []).append(key)
+    for path, inside in keys.items():  # before memory is asked for
+        _check_shapes(path, inside, targets)
+    model = empty(config, device, dtype, part)
     parameters = dict(model.named_parameters())
     done = 0
-    for path in sorted({files[key] for key in targets}):
-        keys = [key for key in targets if files[key] == path]
-        for key, tensor in _read(path, keys):
-            if lora is not None:
-                tensor = lora.apply(key, tensor, device)
-            _place(parameters, targets[key], tensor)
-            done += 1
-            if progress:
-                progress(done, len(targets))
+    for path in sorted(keys):
+        with TensorFile(path) as file:
+            for key in sorted(keys[path], key=file.place):
+                _read(file, key, targets[key], parameters, config, part, lora)
+                done += 1
+                if progress:
+                    progress(done, len(targets))
     return model.eval()
 
 
-def empty(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Transformer:
-    """A transformer with unwritten weights."""
-    return Transformer(config, device, dtype).requires_grad_(False)
+def _read(
+    file: TensorFile,
+    key: str,
+    target: Target,
+    parameters: dict[str, torch.nn.Parameter],
+    config: ModelConfig,
+    part: Part,
+    lora: Lora | None,
+) -> None:
+    """Write a tensor, or what the part holds of it, to where it belongs."""
+    parameter = parameters[target.parameter].data
+    for source, place in part.pieces(target, parameter.dim(), config):
+        into = parameter[place]
+        delta = None if lora is None else lora.delta(key, source, into.device)
+        if delta is None:
+            file.read(key, source, into)
+        else:
+            weight = torch.empty_like(into, dtype=torch.float32)
+            file.read(key, source, weight)
+            into.copy_(weight + delta)
+
+
+def _fit(
+    files: dict[str, Path], family: Family, config: ModelConfig
+) -> tuple[ModelConfig, dict[str, Target]]:
+    """The config and the layout that the files have: a head may be shared without a word, say.
+
+    Where none fits, what config.json says, for the error to be about that.
+    """
+    for taken in product((False, True), repeat=len(family.told_by_tensors)):
+        told = (fields for fields, use in zip(family.told_by_tensors, taken, strict=True) if use)
+        changed = replace(config, **{name: value for f in told for name, value in f.items()})
+        for layout in family.layouts:
+            targets = layout(changed)
+            if files.keys() >= targets.keys() and not _unknown(files, targets, family, changed):
+                return changed, targets
+    return config, family.weight_targets(config)
+
+
+def empty(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, part: Part = WHOLE
+) -> Transformer:
+    """A transformer, or a part of it, with unwritten weights."""
+    model = Transformer(part.config(config), device, dtype).requires_grad_(False)
+    model.config = config
+    return model
 
 
 def dummy(
-    config: ModelConfig, *, device: torch.device, dtype: torch.dtype, seed: int
+    config: ModelConfig,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int,
+    part: Part = WHOLE,
 ) -> Transformer:
     """Random weights of a shape: for trying and timing, not for reading."""
-    model = empty(config, device, dtype)
-    generator = torch.Generator(device).manual_seed(seed)
+    model = empty(config, device, dtype, part)
+    if part.count == 1:
+        generator = torch.Generator(device).manual_seed(seed)
+        for name, parameter in model.named_parameters():
+            _initialise(name, parameter.data, generator)
+        return model.eval()
+    # All parts are of one model, which is made on the host, a parameter at a time.
+    generator = torch.Generator().manual_seed(seed)
+    shapes = dict(empty(config, torch.device("meta"), dtype).named_parameters())
     for name, parameter in model.named_parameters():
-        if name.endswith("norm.weight"):
-            parameter.fill_(1.0)
-        elif parameter.dim() == 1:
-            parameter.zero_()
-        else:
-            # Unit-variance activations; a head strong enough that confidences spread out.
-            scale = 4.0 if name == "head.weight" else 1.0
-            parameter.normal_(0.0, scale * parameter.shape[1] ** -0.5, generator=generator)
+        whole = torch.empty_like(shapes[name], device="cpu")
+        _initialise(name, whole, generator)
+        for place, values in part.take(whole, name, config):
+            parameter.data[place].copy_(values)
     return model.eval()
+
+
+def _initialise(name: str, parameter: Tensor, generator: torch.Generator) -> None:
+    if name.endswith("norm.weight"):
+        parameter.fill_(1.0)
+    elif name.endswith("router.bias"):
+        # Enough to change which experts are chosen.
+        parameter.normal_(0.0, 0.05, generator=generator)
+    elif parameter.dim() == 1:
+        parameter.zero_()
+    else:
+        # Unit-variance activations; a head strong enough that confidences spread out.
+        scale = 4.0 if name == "head.weight" else 1.0
+        parameter.normal_(0.0, scale * parameter.shape[-1] ** -0.5, generator=generator)
 
 
 def write_tiny(family: Family, folder: Path) -> None:
@@ -120,16 +188,11 @@ def write_tiny(family: Family, folder: Path) -> None:
 def tensors(model: Transformer) -> dict[str, Tensor]:
     """The model's weights under its family's own names, as views: what a checkpoint holds."""
     parameters = dict(model.named_parameters())
-    targets = family_named(model.config.family).weight_targets(model.config)
-    return {
-        key: parameters[t.parameter].data[t.start : t.start + t.shape[0]]
-        for key, t in targets.items()
-    }
-
-
-def _place(parameters: dict[str, torch.nn.Parameter], target: Target, tensor: Tensor) -> None:
-    rows = parameters[target.parameter].data[target.start : target.start + target.shape[0]]
-    rows.copy_(tensor)
+    found = {}
+    for key, target in family_named(model.config.family).weight_targets(model.config).items():
+        parameter = parameters[target.parameter].data
+        found[key] = parameter[target.place(parameter.dim())]
+    return found
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -171,17 +234,22 @@ def _check_names(
             + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
             + ": the checkpoint does not match its config.json"
         )
-    untied = family.weight_targets(replace(config, tied_head=False))  # a head that is not used
-    unknown = [
-        key
-        for key in files
-        if key not in targets and key not in untied and not key.endswith(family.ignored)
-    ]
-    if unknown:
+    if unknown := _unknown(files, targets, family, config):
         raise CheckpointError(
             f"{folder}: tensor {unknown[0]} is not part of a {family.name} model with this "
             "config.json: running without it would give wrong results"
         )
+
+
+def _unknown(
+    files: dict[str, Path], targets: dict[str, Target], family: Family, config: ModelConfig
+) -> list[str]:
+    """Tensors that have no place."""
+    others = [key for key in files if key not in targets and not key.endswith(family.ignored)]
+    if others:
+        untied = family.weight_targets(replace(config, tied_head=False))  # a head that is not used
+        others = [key for key in others if key not in untied]
+    return others
 
 
 def _check_shapes(path: Path, keys: list[str], targets: dict[str, Target]) -> None:
@@ -195,12 +263,3 @@ def _check_shapes(path: Path, keys: list[str], targets: dict[str, Target]) -> No
                 f"{path}: tensor {key} has shape {list(shape)} where config.json asks for "
                 f"{list(targets[key].shape)}"
             )
-
-
-def _read(path: Path, keys: list[str]) -> Iterator[tuple[str, Tensor]]:
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            for key in keys:
-                yield key, file.get_tensor(key)
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): fetch it again") from None

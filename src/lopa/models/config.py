@@ -3,11 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from lopa.errors import CheckpointError
 
 _MOST_LAYERS = 10_000
 _MOST = 2**31  # of any other size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureConfig:
+    """The experts of a model, and how its router chooses among them."""
+
+    experts: int
+    per_token: int  # experts that a token goes to
+    inner: int  # width of an expert
+    shared: int = 0  # width of what every token goes through beside them; 0: nothing
+    dense_layers: frozenset[int] = frozenset()  # those that have a plain feed-forward
+
+    scoring: Literal["sigmoid", "softmax"]
+    bias: bool = False  # added to the scores for the choice, not for the weights
+    groups: int = 1  # neighbours; experts are chosen from the best `top_groups` of them
+    top_groups: int = 1
+    renormalise: bool  # divide the weights of the chosen by their sum
+    scale: float = 1.0  # of the weights, in the end
+
+    def __post_init__(self) -> None:
+        for name in ("experts", "per_token", "inner", "groups", "top_groups"):
+            if not 1 <= getattr(self, name) <= _MOST:
+                raise CheckpointError(
+                    f"config.json: {name} of the experts is {getattr(self, name)}, not above 0"
+                )
+        if not 0 <= self.shared <= _MOST:
+            raise CheckpointError(f"config.json: shared experts of width {self.shared}")
+        if self.experts % self.groups or self.top_groups > self.groups:
+            raise CheckpointError(
+                f"config.json: {self.experts} experts cannot be chosen from {self.top_groups} of "
+                f"{self.groups} groups"
+            )
+        size = self.experts // self.groups
+        if self.groups > 1 and size < 2:
+            raise CheckpointError("config.json: a group of experts is scored by its best two")
+        if self.per_token > size * self.top_groups:
+            raise CheckpointError(
+                f"config.json: {self.per_token} experts a token, of {size * self.top_groups} that "
+                "may be chosen"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +74,10 @@ class ModelConfig:
     # Block-causal models: the block they were trained with, counted from position 0, prompt
     # included. None: attention is full, or blocks are counted from the end of the prompt.
     trained_block: int | None = None
+    # Trained to replace its own tokens, and published with this probability of a better one.
+    edit_threshold: float | None = None
+    rotary_dim: int | None = None  # of each head, the first so many turn by RoPE; None: all
+    mixture: MixtureConfig | None = None
 
     def __post_init__(self) -> None:
         sizes = (
@@ -49,10 +94,21 @@ class ModelConfig:
             raise CheckpointError(
                 f"config.json: {self.heads} heads cannot share {self.kv_heads} key-value heads"
             )
-        if self.head_dim % 2:
+        turned = self.rotary_size
+        if turned % 2 or not 0 < turned <= self.head_dim:
             raise CheckpointError(
-                f"config.json: head size {self.head_dim} is odd: RoPE needs pairs"
+                f"config.json: RoPE turns pairs, and not {turned} of {self.head_dim} in a head"
             )
+
+    @property
+    def rotary_size(self) -> int:
+        """How many of a head's numbers RoPE turns."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    def mixture_of(self, layer: int) -> MixtureConfig | None:
+        """The experts of a layer; None: it has a plain feed-forward."""
+        mixture = self.mixture
+        return None if mixture is None or layer in mixture.dense_layers else mixture
 
     @property
     def parameters(self) -> int:
@@ -63,6 +119,12 @@ class ModelConfig:
             attention += q + 2 * kv
         if self.qk_norm:
             attention += 2 * self.head_dim
-        layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+        found = self.layers * (attention + 2 * self.hidden_size)
+        for layer in range(self.layers):
+            width, mixture = self.intermediate_size, self.mixture_of(layer)
+            if mixture is not None:
+                width = mixture.experts * mixture.inner + mixture.shared
+                found += mixture.experts * (self.hidden_size + mixture.bias)
+            found += 3 * self.hidden_size * width
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_head else 2)
-        return self.layers * layer + embeddings + self.hidden_size
+        return found + embeddings + self.hidden_size

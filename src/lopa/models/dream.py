@@ -48,7 +48,7 @@ FAMILY = Family(
     architectures=("DreamModel",),
     model_types=("Dream",),
     read_config=read_config,
-    weight_targets=weight_targets,
+    layouts=(weight_targets,),
     decoders=("vanilla", "fast-dllm", "d2f", "lopa"),
     # Instruct models end a turn with <|im_end|>; DiffuCoder-Instruct pads with <|dlm_pad|>.
     turn_ends=("<|im_end|>", "<|dlm_pad|>"),

@@ -7,11 +7,13 @@ from typing import Any
 
 from lopa.config import DecodeConfig
 from lopa.errors import CheckpointError
-from lopa.models import dream, fast_dllm_v2, llada, sdar
+from lopa.models import dream, fast_dllm_v2, llada, llada2, sdar, sdar_moe
 from lopa.models.config import ModelConfig
 from lopa.models.family import Family
 
-FAMILIES: tuple[Family, ...] = (dream.FAMILY, llada.FAMILY, sdar.FAMILY, fast_dllm_v2.FAMILY)
+FAMILIES: tuple[Family, ...] = tuple(
+    module.FAMILY for module in (dream, llada, llada2, sdar, sdar_moe, fast_dllm_v2)
+)
 
 
 def family_of(raw: Mapping[str, Any]) -> Family:

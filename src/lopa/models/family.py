@@ -8,7 +8,7 @@ a model is of.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,11 +18,22 @@ from lopa.models.config import ModelConfig
 
 
 class Target(NamedTuple):
-    """Rows [start, start + shape[0]) of one of the transformer's parameters."""
+    """Where a checkpoint's tensor lies in one of the transformer's parameters.
+
+    The tensor's axes are the last ones of the parameter; `corner` is where it begins on the
+    parameter's axes, and 0 on those that it leaves out.
+    """
 
     parameter: str
-    start: int
+    corner: tuple[int, ...]
     shape: tuple[int, ...]
+
+    def place(self, dims: int) -> tuple[int | slice, ...]:
+        """What of the parameter, which has so many axes, it is."""
+        corner = (*self.corner, *(0,) * (dims - len(self.corner)))
+        lead = dims - len(self.shape)
+        inside = (slice(at, at + size) for at, size in zip(corner[lead:], self.shape, strict=True))
+        return (*corner[:lead], *inside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +42,8 @@ class Family:
     architectures: tuple[str, ...]
     model_types: tuple[str, ...]
     read_config: Callable[[Mapping[str, Any]], ModelConfig]
-    weight_targets: Callable[[ModelConfig], dict[str, Target]]
+    # Where the tensors of its checkpoints belong. Of several layouts the first is the usual one.
+    layouts: tuple[Callable[[ModelConfig], dict[str, Target]], ...]
     decoders: tuple[DecoderName, ...]  # those that make sense for it
     # Tokens that end an answer beside the config's eos, when the tokenizer has them.
     turn_ends: tuple[str, ...] = ()
@@ -42,13 +54,20 @@ class Family:
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
     shapes: Mapping[str, ModelConfig] = field(default_factory=dict)  # for dummy:NAME
     tiny: Mapping[str, Any] = field(default_factory=dict)  # config.json of a few kilobytes' model
+    # Fields of the config that a checkpoint's tensors decide where they do not fit config.json.
+    told_by_tensors: tuple[Mapping[str, Any], ...] = ({"tied_head": True},)
+
+    def weight_targets(self, config: ModelConfig) -> dict[str, Target]:
+        return self.layouts[0](config)
 
     def defaults(self, config: ModelConfig, decoder: DecoderName | None) -> dict[str, Any]:
         """Settings that suit this model, where a request does not say otherwise."""
         if config.trained_block is None:
             return {}
         chosen = decoder or self.decoders[0]
-        suited = {"block_size": config.trained_block, "attention": "block"}
+        suited: dict[str, Any] = {"block_size": config.trained_block, "attention": "block"}
+        if config.edit_threshold is not None:
+            suited["edit_threshold"] = config.edit_threshold
         used = options_of(chosen)
         return {"decoder": chosen} | {k: v for k, v in suited.items() if k in used}
 
@@ -111,40 +130,98 @@ def dtype_name(raw: Mapping[str, Any]) -> str:
     return str(raw.get("torch_dtype") or raw.get("dtype") or "float32").removeprefix("torch.")
 
 
+def refuse_unknown(raw: Mapping[str, Any], known: Collection[str]) -> None:
+    """Stop at a field that nobody here has read about, unless it is off."""
+    for name, value in raw.items():
+        if value and name not in known and name not in _ABOUT_FILES:
+            raise CheckpointError(
+                f"config.json: {name} = {value!r} is not understood: running this model without it "
+                "might give wrong results"
+            )
+
+
+# Fields of any config.json that say nothing about the network.
+_ABOUT_FILES = frozenset(
+    {
+        *("architectures", "auto_map", "model_type", "torch_dtype", "dtype"),
+        *("transformers_version", "use_cache", "_name_or_path", "name_or_path", "return_dict"),
+        *("initializer_range", "bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id"),
+        *("id2label", "label2id", "is_encoder_decoder", "is_decoder", "problem_type"),
+        *("output_attentions", "output_hidden_states", "output_router_logits"),
+        *("chunk_size_feed_forward", "tokenizer_class"),
+    }
+)
+
+
 def merged_targets(
     config: ModelConfig,
-    names: Mapping[str, str],  # our part → checkpoint key with {i} for the layer
+    names: Mapping[str, str],  # our part → checkpoint key, {i} for the layer and {e} for the expert
 ) -> dict[str, Target]:
     """Where each tensor goes, given the family's name for each part of the transformer."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    hidden = config.hidden_size
     found: dict[str, Target] = {
-        names["embedding"]: Target("embedding.weight", 0, (config.vocab_size, hidden)),
-        names["norm"]: Target("norm.weight", 0, (hidden,)),
+        names["embedding"]: Target("embedding.weight", (), (config.vocab_size, hidden)),
+        names["norm"]: Target("norm.weight", (), (hidden,)),
     }
     if not config.tied_head:
-        found[names["head"]] = Target("head.weight", 0, (config.vocab_size, hidden))
+        found[names["head"]] = Target("head.weight", (), (config.vocab_size, hidden))
     for i in range(config.layers):
-        layer = f"layers.{i}."
-        attention, inside = layer + "attention.", layer + "feed_forward."
+        layer, inside = f"layers.{i}.", f"layers.{i}.feed_forward."
         parts = {
-            "attention_norm": Target(layer + "attention_norm.weight", 0, (hidden,)),
-            "feed_forward_norm": Target(layer + "feed_forward_norm.weight", 0, (hidden,)),
-            "q": Target(attention + "qkv.weight", 0, (q, hidden)),
-            "k": Target(attention + "qkv.weight", q, (kv, hidden)),
-            "v": Target(attention + "qkv.weight", q + kv, (kv, hidden)),
-            "o": Target(attention + "out.weight", 0, (hidden, q)),
-            "gate": Target(inside + "gate_up.weight", 0, (inner, hidden)),
-            "up": Target(inside + "gate_up.weight", inner, (inner, hidden)),
-            "down": Target(inside + "down.weight", 0, (hidden, inner)),
+            "attention_norm": Target(layer + "attention_norm.weight", (), (hidden,)),
+            "feed_forward_norm": Target(layer + "feed_forward_norm.weight", (), (hidden,)),
+            **_attention_targets(config, layer + "attention.", fused="qkv" in names),
         }
-        if config.qkv_bias:
-            parts["q_bias"] = Target(attention + "qkv.bias", 0, (q,))
-            parts["k_bias"] = Target(attention + "qkv.bias", q, (kv,))
-            parts["v_bias"] = Target(attention + "qkv.bias", q + kv, (kv,))
-        if config.qk_norm:
-            parts["q_norm"] = Target(attention + "q_norm.weight", 0, (config.head_dim,))
-            parts["k_norm"] = Target(attention + "k_norm.weight", 0, (config.head_dim,))
+        mixture = config.mixture_of(i)
+        if mixture is None:
+            inner = config.intermediate_size
+            parts |= _gated_targets("", inside, hidden, inner)
+        else:
+            count, inner = mixture.experts, mixture.inner
+            parts["router"] = Target(inside + "router.weight", (), (count, hidden))
+            if mixture.bias:
+                parts["router_bias"] = Target(inside + "router.bias", (), (count,))
+            if mixture.shared:
+                parts |= _gated_targets("shared_", inside + "shared.", hidden, mixture.shared)
+            gate_up, down = inside + "experts.gate_up", inside + "experts.down"
+            if "experts_gate" in names:  # all experts in one tensor
+                parts["experts_gate"] = Target(gate_up, (), (count, inner, hidden))
+                parts["experts_up"] = Target(gate_up, (0, inner), (count, inner, hidden))
+                parts["experts_down"] = Target(down, (), (count, hidden, inner))
+            else:
+                gate_name, up_name, down_name = (names["expert_" + n] for n in _GATED)
+                for e in range(count):
+                    found |= {
+                        gate_name.format(i=i, e=e): Target(gate_up, (e,), (inner, hidden)),
+                        up_name.format(i=i, e=e): Target(gate_up, (e, inner), (inner, hidden)),
+                        down_name.format(i=i, e=e): Target(down, (e,), (hidden, inner)),
+                    }
         for part, target in parts.items():
             found[names[part].format(i=i)] = target
     return found
+
+
+_GATED = ("gate", "up", "down")
+
+
+def _gated_targets(prefix: str, inside: str, hidden: int, inner: int) -> dict[str, Target]:
+    return {
+        prefix + "gate": Target(inside + "gate_up.weight", (), (inner, hidden)),
+        prefix + "up": Target(inside + "gate_up.weight", (inner,), (inner, hidden)),
+        prefix + "down": Target(inside + "down.weight", (), (hidden, inner)),
+    }
+
+
+def _attention_targets(config: ModelConfig, inside: str, fused: bool) -> dict[str, Target]:
+    hidden, dim = config.hidden_size, config.head_dim
+    q, kv = config.heads * dim, config.kv_heads * dim
+    sizes = {"qkv": (0, q + 2 * kv)} if fused else {"q": (0, q), "k": (q, kv), "v": (q + kv, kv)}
+    parts = {"o": Target(inside + "out.weight", (), (hidden, q))}
+    for name, (start, size) in sizes.items():
+        parts[name] = Target(inside + "qkv.weight", (start,), (size, hidden))
+        if config.qkv_bias:
+            parts[name + "_bias"] = Target(inside + "qkv.bias", (start,), (size,))
+    if config.qk_norm:
+        parts["q_norm"] = Target(inside + "q_norm.weight", (), (dim,))
+        parts["k_norm"] = Target(inside + "k_norm.weight", (), (dim,))
+    return parts

@@ -35,12 +35,12 @@ class Lora:
     pairs: dict[str, tuple[Tensor, Tensor]]  # checkpoint key → (A [r, in], B [out, r])
     scales: dict[str, float]
 
-    def apply(self, key: str, weight: Tensor, device: torch.device) -> Tensor:
-        """The merged weight, computed in fp32; other tensors pass through."""
+    def delta(self, key: str, box: tuple[slice, ...], device: torch.device) -> Tensor | None:
+        """What to add to a box of a weight, in fp32; None: nothing."""
         if key not in self.pairs:
-            return weight
+            return None
         a, b = (x.to(device, torch.float32) for x in self.pairs[key])
-        return weight.to(device, torch.float32) + self.scales[key] * (b @ a)
+        return self.scales[key] * (b[box[0]] @ a[:, box[1]])
 
     @classmethod
     def read(cls, folder: Path, targets: dict[str, Target]) -> Lora:

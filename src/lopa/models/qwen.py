@@ -1,4 +1,4 @@
-"""Qwen's names and config fields, which Dream, SDAR and Fast-dLLM v2 all build on."""
+"""Qwen's names and config fields, which Dream, SDAR, SDAR's mixture and Fast-dLLM v2 build on."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from lopa.models.family import (
 )
 
 _LAYER = "model.layers.{i}."
+_EXPERT = _LAYER + "mlp.experts.{e}."
 _NAMES = {
     "embedding": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
@@ -35,20 +36,32 @@ _NAMES = {
     "gate": _LAYER + "mlp.gate_proj.weight",
     "up": _LAYER + "mlp.up_proj.weight",
     "down": _LAYER + "mlp.down_proj.weight",
+    "router": _LAYER + "mlp.gate.weight",
+    "expert_gate": _EXPERT + "gate_proj.weight",
+    "expert_up": _EXPERT + "up_proj.weight",
+    "expert_down": _EXPERT + "down_proj.weight",
 }
+
+
+# Fields that change the network, and the values under which they do not.
+PLAIN: dict[str, tuple[object, ...]] = {
+    "rope_scaling": (None,),
+    "use_sliding_window": (None, False),
+    "hidden_act": ("silu",),
+}
+# Fields that `qwen_config` reads.
+READ = frozenset(
+    {
+        *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+        *("num_key_value_heads", "head_dim", "intermediate_size", "rms_norm_eps", "rope_theta"),
+        *("rope_parameters", "max_position_embeddings", "tie_word_embeddings"),
+    }
+)
 
 
 def qwen_config(raw: Mapping[str, Any], **own: Any) -> ModelConfig:
     """What all of them have in common; `own` is what the family adds or decides."""
-    refuse(
-        raw,
-        {
-            "rope_scaling": (None,),
-            "use_sliding_window": (None, False),
-            "hidden_act": ("silu",),
-            "num_experts": (None, 0),
-        },
-    )
+    refuse(raw, PLAIN | ({} if "mixture" in own else {"num_experts": (None, 0)}))
     rope = raw.get("rope_parameters")  # how newer files put theta, and scaling
     if isinstance(rope, dict):
         refuse(rope, {"rope_type": (None, "default")})

@@ -13,6 +13,7 @@ the model wants one).
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from lopa.models.tokenizer_files import (
     byte_level_spec,
     read_tokenizer_files,
 )
+from lopa.models.tokenizer_limits import check_growth, parts
 
 if TYPE_CHECKING:
     from lopa.models.chat import ChatTemplate
@@ -39,7 +41,25 @@ _CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+# Ling's, which LLaDA2 keeps: the system's turn is always there, and ends with the thinking mode.
+_ROLES = (
+    "{{ '<role>SYSTEM</role>' }}"
+    "{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] + '\\n' }}{% endif %}"
+    "{{ 'detailed thinking off<|role_end|>' }}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}{% set name = 'HUMAN' %}"
+    "{% elif message['role'] == 'assistant' %}{% set name = 'ASSISTANT' %}"
+    "{% else %}{% set name = 'SYSTEM' %}{% endif %}"
+    "{% if not (loop.first and name == 'SYSTEM') %}"
+    "{{ '<role>' + name + '</role>' + message['content'] + '<|role_end|>' }}"
+    "{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<role>ASSISTANT</role>' }}{% endif %}"
+)
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how byte-fallback vocabularies spell a byte
+_LONG = 10_000  # characters, from which on encoding lets other threads run
+# Normalizer → characters that can become one. No character decomposes into more than four.
+_NORMALIZERS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1}
 
 
 def _byte_alphabet() -> dict[int, str]:
@@ -61,6 +81,8 @@ class Tokenizer:
                    have more rows)
     special_ids    tokens that are structure, never text: `decode` leaves them out
     is_byte_level  the vocabulary spells bytes, so `decode` is UTF-8 of `to_bytes`
+    max_characters_per_token
+                   most characters of ordinary text that a token can stand for; None when unknown
     chat_template  the jinja2 source `chat` renders, or None
     """
 
@@ -80,6 +102,7 @@ class Tokenizer:
         added: list[dict[str, Any]] = sorted(spec["added_tokens"], key=lambda token: token["id"])
         model = spec["model"]
         self._source = source
+        check_growth(spec, source)
         self._full = _build(spec, added, source)
         with _library(CheckpointError, source):
             self._plain = _without_added(self._full, added)
@@ -101,10 +124,13 @@ class Tokenizer:
             and (token["special"] or self._encode_plain(token["content"]).ids != [token["id"]])
         )
         self.is_byte_level: bool = _is_byte_level(spec.get("decoder"))
+        self.max_characters_per_token: int | None = _max_characters_per_token(spec)
 
         strings = set(self._names.values())
         if chat_template is None and {"<|im_start|>", "<|im_end|>"} <= strings:
             chat_template = _CHATML
+        elif chat_template is None and "<|role_end|>" in strings:
+            chat_template = _ROLES
         self.chat_template: str | None = chat_template
         self._named = dict(named or {})
         self._chat: ChatTemplate | None = None
@@ -144,12 +170,13 @@ class Tokenizer:
         if specials:
             return list(self._encode_full(text).ids)
         encoding = self._encode_plain(text)
-        if self._control.isdisjoint(encoding.ids):
-            return list(encoding.ids)
+        found = encoding.ids  # a copy
+        if self._control.isdisjoint(found):
+            return found
         # Where the vocabulary holds the structure tokens too, some models (Unigram) can reach
         # them as they do any word; spell those out character by character.
         ids: list[int] = []
-        for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+        for token_id, (start, end) in zip(found, encoding.offsets, strict=True):
             if token_id not in self._control:
                 ids.append(token_id)
                 continue
@@ -324,7 +351,10 @@ def _encode(tokenizer: tokenizers.Tokenizer, text: str, source: str) -> tokenize
             "the text is not valid Unicode (a lone surrogate); pass text that UTF-8 can hold"
         ) from None
     with _library(PromptError, source):
-        return tokenizer.encode(text, add_special_tokens=False)
+        if len(text) < _LONG:
+            return tokenizer.encode(text, add_special_tokens=False)
+        # Only the library's batches release the GIL.
+        return tokenizer.encode_batch([text], add_special_tokens=False)[0]
 
 
 def _token_bytes(name: str) -> bytes:
@@ -395,3 +425,30 @@ def _is_byte_level(decoder: Any) -> bool:
     if decoder.get("type") == "Sequence":
         return [_is_byte_level(part) for part in decoder.get("decoders", [])] == [True]
     return decoder.get("type") == "ByteLevel"
+
+
+def _max_characters_per_token(spec: Mapping[str, Any]) -> int | None:
+    """Known for byte-level BPE where nothing drops text: a token is at most its longest name."""
+    model, normalizers = spec["model"], parts(spec.get("normalizer"), "normalizers")
+    splits = parts(spec.get("pre_tokenizer"), "pretokenizers")
+    kinds = {part.get("type") for part in splits}
+    added = spec["added_tokens"]
+    if (
+        model.get("type") != "BPE"
+        or not isinstance(model["vocab"], dict)
+        or not _BYTE_OF_CHAR.keys() <= model["vocab"].keys()  # or bytes would be left out
+        or model.get("continuing_subword_prefix")
+        or model.get("end_of_word_suffix")
+        or "ByteLevel" not in kinds
+        or not kinds <= {"ByteLevel", "Split", "Digits"}
+        or any(part.get("behavior") == "Removed" for part in splits)
+        or any(part.get("type") not in _NORMALIZERS for part in normalizers)
+        # These take any number of spaces around them along.
+        or any(
+            token["lstrip"] or token["rstrip"] for token in added if not token["content"].strip()
+        )
+    ):
+        return None
+    names = [*model["vocab"], *(token["content"] for token in added)]
+    shrinking = [_NORMALIZERS[part["type"]] for part in normalizers]
+    return max(map(len, names)) * math.prod(shrinking)

@@ -1,4 +1,4 @@
-"""One transformer for all families: pre-norm, RMSNorm, RoPE, grouped heads, SwiGLU.
+"""One transformer for all families: pre-norm, RMSNorm, RoPE, grouped heads, SwiGLU or experts.
 
 Works on a flat token axis: it does not know which tokens belong to which row or sequence. Only
 the `attend` function that the caller passes in does, and it is also where keys and values are
@@ -8,28 +8,17 @@ cached. QKV and gate/up are merged; checkpoints with separate weights are joined
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lopa.models.config import ModelConfig
+from lopa.models.feed_forward import FeedForward, Linear, Where
+from lopa.models.mixture import Mixture
 
 # (layer, q [T, heads, d], k [T, kv_heads, d], v [T, kv_heads, d]) → [T, heads, d]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-
-
-class Where(NamedTuple):
-    """Where and in which precision parameters are made."""
-
-    device: torch.device | None = None
-    dtype: torch.dtype | None = None
-
-
-class Linear(nn.Linear):
-    def reset_parameters(self) -> None:
-        """Left unwritten: a checkpoint or an initialiser writes every weight."""
 
 
 class Embedding(nn.Embedding):
@@ -76,29 +65,18 @@ class Attention(nn.Module):
         return out
 
 
-class FeedForward(nn.Module):
-    def __init__(self, config: ModelConfig, where: Where) -> None:
-        super().__init__()
-        self.gate_up = Linear(
-            config.hidden_size, 2 * config.intermediate_size, bias=False, **where._asdict()
-        )
-        self.down = Linear(
-            config.intermediate_size, config.hidden_size, bias=False, **where._asdict()
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        out: Tensor = self.down(F.silu(gate) * up)
-        return out
-
-
 class Layer(nn.Module):
-    def __init__(self, config: ModelConfig, where: Where) -> None:
+    def __init__(self, config: ModelConfig, index: int, where: Where) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, where)
+        hidden, mixture = config.hidden_size, config.mixture_of(index)
+        self.attention_norm = RMSNorm(hidden, config.norm_eps, where)
         self.attention = Attention(config, where)
-        self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps, where)
-        self.feed_forward = FeedForward(config, where)
+        self.feed_forward_norm = RMSNorm(hidden, config.norm_eps, where)
+        self.feed_forward = (
+            FeedForward(hidden, config.intermediate_size, where)
+            if mixture is None
+            else Mixture(mixture, hidden, where)
+        )
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
         x = x + self.attention(self.attention_norm(x), cos, sin, layer, attend)
@@ -119,7 +97,7 @@ class Transformer(nn.Module):
         where = Where(device, dtype)
         self.config = config
         self.embedding = Embedding(config.vocab_size, config.hidden_size, **where._asdict())
-        self.layers = nn.ModuleList(Layer(config, where) for _ in range(config.layers))
+        self.layers = nn.ModuleList(Layer(config, i, where) for i in range(config.layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, where)
         if not config.tied_head:
             self.head = Linear(config.hidden_size, config.vocab_size, bias=False, **where._asdict())
@@ -145,14 +123,19 @@ class Transformer(nn.Module):
 
 
 def rope(positions: Tensor, config: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos, sin: [T, 1, head_dim], computed in fp32."""
-    half = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=torch.float32)
-    frequencies = 1.0 / config.rope_theta ** (half / config.head_dim)
+    """cos, sin: [T, 1, rotary size], computed in fp32."""
+    size = config.rotary_size
+    half = torch.arange(0, size, 2, device=positions.device, dtype=torch.float32)
+    frequencies = 1.0 / config.rope_theta ** (half / size)
     angles = positions.float()[:, None] * frequencies
     angles = torch.cat([angles, angles], dim=-1)[:, None, :]
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the first numbers of each head, as many as cos has; the rest passes."""
+    size = cos.shape[-1]
+    if size < x.shape[-1]:
+        return torch.cat([_rotate(x[..., :size], cos, sin), x[..., size:]], dim=-1)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin

@@ -51,4 +51,6 @@ def _no_triton(config: ModelConfig, device: torch.device) -> str | None:
         return "needs the package triton, which is not installed"
     if config.head_dim not in _HEAD_DIMS:
         return f"has no kernel for heads of {config.head_dim}"
+    if config.mixture is not None or config.rotary_size != config.head_dim:
+        return "has no kernel for experts and for RoPE on a part of a head"
     return None

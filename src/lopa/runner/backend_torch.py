@@ -69,13 +69,26 @@ class TorchBackend:
             self.carry = torch.cat([self.carry, more])
             self.open(slot, pages)
 
+    @property
+    def lanes(self) -> int:
+        """How many forwards may be in flight at once."""
+        return 1
+
     def forward(
-        self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
+        self,
+        batch: Batch,
+        tables: Sequence[IntArray],
+        configs: Sequence[DecodeConfig],
+        lane: int = 0,
     ) -> Found:
-        return self.launch(batch, tables, configs).wait()
+        return self.launch(batch, tables, configs, lane).wait()
 
     def launch(
-        self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
+        self,
+        batch: Batch,
+        tables: Sequence[IntArray],
+        configs: Sequence[DecodeConfig],
+        lane: int = 0,
     ) -> PendingStats:
         """tables: by plan, its slot's pages; configs: by plan."""
         self._keys.clear()
@@ -93,7 +106,11 @@ class TorchBackend:
         """Write what is committed to the KV cache; here `commit` has done so."""
 
     def commit(
-        self, source: IntArray, target: IntArray, carries: Sequence[tuple[int, int]]
+        self,
+        source: IntArray,
+        target: IntArray,
+        carries: Sequence[tuple[int, int]],
+        lane: int = 0,
     ) -> None:
         """Write staged tokens to the KV cache. target: slot mapping; carries: (token, slot)"""
         assert self._hidden is not None

@@ -9,6 +9,9 @@ back. The head's inputs are filled while the device runs the layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +24,7 @@ from lopa.kernels.triton import pointwise
 from lopa.kernels.triton.attention import attend
 from lopa.kernels.triton.confidence import confidence
 from lopa.kernels.triton.kv_write import PendingKVWrites, Staged, gather, write_kv
+from lopa.models.feed_forward import FeedForward
 from lopa.models.transformer import Layer, RMSNorm, Transformer, rope
 from lopa.runner import graph_inputs
 from lopa.runner.backend_torch import Found, PendingStats, TorchBackend
@@ -33,118 +37,164 @@ from lopa.types import IntArray
 _SLOTS = 256  # at first; doubled when more are open, which drops all graphs
 
 
+@dataclass(slots=True)
+class _Lane:
+    """What a forward has of its own from its launch to its commit."""
+
+    graphs: GraphCache | None
+    staged: Staged
+    pending: PendingKVWrites[IntArray] | None = None  # written by its next graph
+    launches: int = 0
+
+
 class TritonBackend(TorchBackend):
+    """Two forwards may be in flight, one in each lane; the device runs them one after the other."""
+
     def __init__(self, model: Transformer, kv_cache: KVCache, *, graphs: bool = True) -> None:
         super().__init__(model, kv_cache)
         config = model.config
-        on_gpu = self.device.type == "cuda"
-        self._graphs = GraphCache(self.device) if graphs and on_gpu else None
-        self.is_async = self._graphs is not None
-        self.padding = graph_inputs.PADDING
         self._group = config.heads // config.kv_heads
         longest = min(config.max_positions, kv_cache.total_pages * PAGE)
         self.table = torch.zeros(_SLOTS, pages_for(longest), dtype=torch.int32, device=self.device)
         self.carry = self.carry.new_zeros(_SLOTS, config.hidden_size)
         cos, sin = rope(torch.arange(longest, device=self.device), config, self.dtype)
         self._cos, self._sin = cos[:, 0].contiguous(), sin[:, 0].contiguous()
-        self._staged = Staged(kv_cache.keys[:, :0], kv_cache.values[:, :0], self.carry[:0])
-        self._launches = 0
-        self._pending: PendingKVWrites[IntArray] | None = None  # written by the next graph
+        self.is_async = graphs and self.device.type == "cuda"
+        self.padding = graph_inputs.PADDING
+        self._lanes = [self._new_lane(None)]
+        if self.is_async:
+            first = self._lanes[0].graphs
+            assert first is not None
+            self._lanes.append(self._new_lane(first.pool))
+
+    def _new_lane(self, pool: Any) -> _Lane:
+        cache = self.kv_cache
+        staged = Staged(cache.keys[:, :0], cache.values[:, :0], self.carry[:0])
+        return _Lane(GraphCache(self.device, pool) if self.is_async else None, staged)
+
+    @property
+    def lanes(self) -> int:
+        return len(self._lanes)
 
     def open(self, slot: int, pages: Sequence[int]) -> None:
         self.flush()  # pending writes may be for a former owner of this slot or its pages
         if slot >= len(self.table):
             table, carry = (torch.cat([x, torch.zeros_like(x)]) for x in (self.table, self.carry))
             self.table, self.carry = table, carry
-            self._drop_graphs()
+            for lane in self._lanes:
+                _drop_graphs(lane)
             self.open(slot, pages)
             return
-        self.table[slot, : len(pages)] = torch.tensor(pages, dtype=torch.int32, device=self.device)
+        on_gpu = self.device.type == "cuda"
+        on_host = torch.tensor(pages, dtype=torch.int32, pin_memory=on_gpu)
+        # Without waiting for a forward that is in flight
+        self.table[slot, : len(pages)].copy_(on_host, non_blocking=on_gpu)
 
     # -- a round ------------------------------------------------------------------------------
 
     def launch(
-        self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
+        self,
+        batch: Batch,
+        tables: Sequence[IntArray],
+        configs: Sequence[DecodeConfig],
+        lane: int = 0,
     ) -> PendingStats:
-        graphs = self._graphs
+        own = self._lanes[lane]
+        graphs = own.graphs
         if graphs is None:
-            found = self._run(batch, configs)
+            found = self._run(own, batch, configs)
             return PendingStats(lambda: found)
-        self._launches += 1
-        launch, head = self._launches, self._replay(graphs, batch, configs)
+        own.launches += 1
+        launch, head = own.launches, self._replay(own, graphs, batch, configs)
 
         def wait() -> Found:
-            if launch != self._launches:
+            if launch != own.launches:
                 raise RuntimeError("another forward was launched since")
             graphs.wait()
-            return self._found(None if head is None else head.out, batch, configs)
+            return self._found(own, None if head is None else head.out, batch, configs)
 
         return PendingStats(wait)
 
     def _replay(
-        self, graphs: GraphCache, batch: Batch, configs: Sequence[DecodeConfig]
+        self, lane: _Lane, graphs: GraphCache, batch: Batch, configs: Sequence[DecodeConfig]
     ) -> HeadGraph | None:
         """Launch the layers and the head; None where the head has no graph."""
         graphs.wait()  # for the last forward: its buffers are filled again
         sizes = graph_inputs.layer_sizes(batch, self._group)
         if sizes not in graphs.layers:
-            self._ensure_staging(sizes.tokens)
-            self.flush()  # the trial run before a capture overwrites what is staged
-        layers = graphs.layer_graph(sizes, self._write_and_run_layers)
-        layers.inputs.fill(batch, self._pending, self._group)
-        self._pending = None
+            self._ensure_staging(lane, sizes.tokens)
+            self._flush(lane)  # the trial run before a capture overwrites what is staged
+        elif lane.pending is not None and not sizes.fit(lane.pending):
+            self._flush(lane)
+        layers = graphs.layer_graph(sizes, partial(self._write_and_run_layers, lane))
+        layers.inputs.fill(batch, lane.pending, self._group)
+        lane.pending = None
         if self.timer is not None:
             self.timer.start()
         graphs.replay(layers)
         head = None
         if (head_sizes := graph_inputs.head_sizes(batch, configs)) is not None:
-            head = graphs.head_graph(head_sizes, self._run_head)
+            head = graphs.head_graph(head_sizes, partial(self._run_head, lane))
             graph_inputs.fill_head(head.inputs, batch, configs)
             graphs.replay(head)
         if self.timer is not None:
             self.timer.stop()
         return head
 
-    def _run(self, batch: Batch, configs: Sequence[DecodeConfig]) -> Found:
+    def _run(self, lane: _Lane, batch: Batch, configs: Sequence[DecodeConfig]) -> Found:
         """Without graphs."""
         inputs = graph_inputs.layers_on(self.device, batch, self._group)
-        self._ensure_staging(len(inputs.tokens))
-        self._run_layers(inputs)
+        self._ensure_staging(lane, len(inputs.tokens))
+        self._run_layers(lane, inputs)
         sizes, out = graph_inputs.head_sizes(batch, configs), None
         if sizes is not None:
             head = graph_inputs.head_on(self.device, batch, configs, sizes)
-            out = self._run_head(head, sizes).cpu().numpy()
-        return self._found(out, batch, configs)
+            out = self._run_head(lane, head, sizes).cpu().numpy()
+        return self._found(lane, out, batch, configs)
 
-    def _found(self, out: IntArray | None, batch: Batch, configs: Sequence[DecodeConfig]) -> Found:
-        """out: [3, N] int32 of the confidence kernel, which the result may view; None: by torch."""
+    def _found(
+        self,
+        lane: _Lane,
+        out: IntArray | None,  # [3, N] int32 of the confidence kernel; None: by torch
+        batch: Batch,
+        configs: Sequence[DecodeConfig],
+    ) -> Found:
+        """The result may view `out`."""
         if out is None:
-            return self._find_statistics(batch, self._staged.hidden, configs)
+            return self._find_statistics(batch, lane.staged.hidden, configs)
         found = out[:, : len(batch.wanted.source)]
         return found[0].astype(np.int64), found[1].view(np.float32), found[2].view(np.float32)
 
     def commit(
-        self, source: IntArray, target: IntArray, carries: Sequence[tuple[int, int]]
+        self,
+        source: IntArray,
+        target: IntArray,
+        carries: Sequence[tuple[int, int]],
+        lane: int = 0,
     ) -> None:
-        """Leave the writes to the next graph, which does them before its layers, if they fit."""
-        self.flush()
+        """Leave the writes to the lane's next graph, which does them before its layers."""
+        own = self._lanes[lane]
+        self._flush(own)
         carry_source, carry_slot = np.array(carries, np.int64).reshape(-1, 2).T
-        self._pending = PendingKVWrites(source, target, carry_source, carry_slot)
-        fits = len(source) <= graph_inputs.WRITES and len(carries) <= graph_inputs.CARRIES
-        if self._graphs is None or not fits:
-            self.flush()
+        own.pending = PendingKVWrites(source, target, carry_source, carry_slot)
+        if own.graphs is None:
+            self._flush(own)
+
+    def flush(self) -> None:
+        for lane in self._lanes:
+            self._flush(lane)
 
     @torch.inference_mode()
-    def flush(self) -> None:
-        if self._pending is not None:
-            self._write_kv(graph_inputs.writes_on(self.device, self._pending))
-            self._pending = None
+    def _flush(self, lane: _Lane) -> None:
+        if lane.pending is not None:
+            self._write_kv(lane, graph_inputs.writes_on(self.device, lane.pending))
+            lane.pending = None
 
-    def _write_kv(self, writes: PendingKVWrites[Tensor]) -> None:
-        write_kv(self._staged, self.kv_cache.keys, self.kv_cache.values, self.carry, writes)
+    def _write_kv(self, lane: _Lane, writes: PendingKVWrites[Tensor]) -> None:
+        write_kv(lane.staged, self.kv_cache.keys, self.kv_cache.values, self.carry, writes)
 
     def staged(self, begin: int, count: int) -> Tensor:
-        keys, values, hidden = self._staged
+        keys, values, hidden = self._lanes[0].staged
         here = slice(begin, begin + count)
         return torch.cat(
             [keys[:, here].flatten(), values[:, here].flatten(), hidden[here.stop - 1]]
@@ -154,52 +204,48 @@ class TritonBackend(TorchBackend):
 
     def warm_up(self, tokens: int) -> None:
         """Capture the graphs of batches of up to so many tokens in 16 rows, without sampling."""
-        if self._graphs is None:
+        lane = self._lanes[0]
+        if lane.graphs is None:
             return
         self.flush()
-        self._ensure_staging(graph_inputs.round_up(tokens))
+        self._ensure_staging(lane, graph_inputs.round_up(tokens))
         layers, heads = common_sizes(tokens, self._group)
         for sizes in layers:
-            self._graphs.layer_graph(sizes, self._write_and_run_layers)
+            lane.graphs.layer_graph(sizes, partial(self._write_and_run_layers, lane))
         for head in heads:
-            self._graphs.head_graph(head, self._run_head)
+            lane.graphs.head_graph(head, partial(self._run_head, lane))
 
     @torch.inference_mode()
-    def _ensure_staging(self, tokens: int) -> None:
+    def _ensure_staging(self, lane: _Lane, tokens: int) -> None:
         """Staging for at least so many tokens."""
-        capacity, config = len(self._staged.hidden), self.model.config
+        capacity, config = len(lane.staged.hidden), self.model.config
         if tokens <= capacity:
             return
-        self.flush()
+        self._flush(lane)
         tokens = max(tokens, 2 * capacity)
         shape = (config.layers, tokens, config.kv_heads, config.head_dim)
         keys = torch.empty(shape, dtype=self.dtype, device=self.device)
         values, hidden = torch.empty_like(keys), self.carry.new_empty(tokens, config.hidden_size)
-        self._staged = Staged(keys, values, hidden)  # when memory runs out, the old one stays
-        self._drop_graphs()
-
-    def _drop_graphs(self) -> None:
-        """They were captured on tensors that have been replaced."""
-        if self._graphs is not None:
-            self._graphs.clear()
+        lane.staged = Staged(keys, values, hidden)  # when memory runs out, the old one stays
+        _drop_graphs(lane)
 
     # -- on the device ------------------------------------------------------------------------
 
-    def _write_and_run_layers(self, inputs: LayerInputs[Tensor]) -> None:
-        self._write_kv(graph_inputs.pending_writes(inputs))
-        self._run_layers(inputs)
+    def _write_and_run_layers(self, lane: _Lane, inputs: LayerInputs[Tensor]) -> None:
+        self._write_kv(lane, graph_inputs.pending_writes(inputs))
+        self._run_layers(lane, inputs)
 
-    def _run_layers(self, inputs: LayerInputs[Tensor]) -> None:
+    def _run_layers(self, lane: _Lane, inputs: LayerInputs[Tensor]) -> None:
         """Stages keys, values and hidden states."""
         count = len(inputs.tokens)
-        keys, values = self._staged.keys[:, :count], self._staged.values[:, :count]
+        keys, values = lane.staged.keys[:, :count], lane.staged.values[:, :count]
         *_, hidden = self._fused_layers(inputs, lambda layer: (keys[layer], values[layer]))
-        self._staged.hidden[:count] = hidden
+        lane.staged.hidden[:count] = hidden
 
-    def _run_head(self, inputs: HeadInputs[Tensor], sizes: HeadSizes) -> Tensor:
+    def _run_head(self, lane: _Lane, inputs: HeadInputs[Tensor], sizes: HeadSizes) -> Tensor:
         """[3, N] int32: token, and the bits of max_prob and ranking."""
         out = torch.empty(3, sizes.wanted, dtype=torch.int32, device=self.device)
-        wanted = gather(self._staged.hidden, self.carry, inputs.wanted_from)
+        wanted = gather(lane.staged.hidden, self.carry, inputs.wanted_from)
         confidence(
             logits(self.model, wanted),
             inputs.settings,
@@ -246,6 +292,7 @@ class TritonBackend(TorchBackend):
         h = _norm(x, None, *norms[0])
         for index, layer in enumerate(layers):
             attention, feed_forward = layer.attention, layer.feed_forward
+            assert isinstance(feed_forward, FeedForward)  # as `choose_backend` has it
             qkv = linear(attention.qkv, h)
             keys, values = stage(index)
             weights = None
@@ -263,6 +310,12 @@ class TritonBackend(TorchBackend):
             yield x
         assert isinstance(h, Tensor)
         yield h
+
+
+def _drop_graphs(lane: _Lane) -> None:
+    """They were captured on tensors that have been replaced."""
+    if lane.graphs is not None:
+        lane.graphs.clear()
 
 
 def _norm(x: Tensor, delta: Tensor | None, norm: RMSNorm, to: nn.Module | None) -> Tensor | Scaled:

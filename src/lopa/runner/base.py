@@ -61,6 +61,10 @@ class Runner(Protocol):
         """Whether the device works between `launch` and `wait`."""
 
     @property
+    def lanes(self) -> int:
+        """How many forwards may be in flight at once, each of other slots."""
+
+    @property
     def padding(self) -> tuple[tuple[int, int], ...]:
         """(up to so many tokens, to a multiple of so many): how forwards are padded."""
 
@@ -85,14 +89,14 @@ class Runner(Protocol):
     def cost(self, plan: Plan) -> int:
         """Tokens that the plan adds to a forward, all layers counted."""
 
-    def launch(self, plans: Plans) -> InFlight:
-        """Start a forward. It is committed, or dropped, before the next one is launched."""
+    def launch(self, plans: Plans, lane: int = 0) -> InFlight:
+        """Start a forward. It is committed, or dropped, before the next one in its lane."""
 
     def forward(self, plans: Plans) -> Sequence[Stats | None]:
         """`launch` and `wait`."""
 
     def commit(self, winners: Sequence[tuple[int, int]]) -> None:
-        """(slot, winning row) of every plan that the last forward gave statistics for."""
+        """(slot, winning row) of every plan that the last forward of a lane gave statistics for."""
 
 
 class SyncRunner(Runner, Protocol):
@@ -103,10 +107,14 @@ class SyncRunner(Runner, Protocol):
         return False
 
     @property
+    def lanes(self) -> int:
+        return 1
+
+    @property
     def padding(self) -> tuple[tuple[int, int], ...]:
         return ()
 
-    def launch(self, plans: Plans) -> InFlight:
+    def launch(self, plans: Plans, lane: int = 0) -> InFlight:
         return InFlight(partial(self.forward, plans))
 
 

@@ -21,14 +21,17 @@ class DeviceTimer:
     time, and the device is busy then.
     """
 
-    def __init__(self) -> None:
-        # [start, stop] of the last three forwards, the latest last
-        self._events = [[_event(), _event()] for _ in range(3)]
+    def __init__(self, in_flight: int = 1) -> None:
+        """in_flight: most forwards at once, when one has been launched."""
+        # [start, stop] of the last forwards, the latest last: those in flight, one that has ended,
+        # and the one before it
+        self._events = [[_event(), _event()] for _ in range(in_flight + 2)]
         self._forwards = 0
         self._time: ForwardTime | None = None
+        self.total = ForwardTime(0.0, 0.0)  # of all that were read
 
     def start(self) -> None:
-        """Just before a forward is launched; the one before has ended."""
+        """Just before a forward is launched."""
         self._forwards += 1
         self._events.append(self._events.pop(0))
         self._events[-1][0].record()
@@ -36,14 +39,15 @@ class DeviceTimer:
     def stop(self) -> None:
         """When all of it has been launched."""
         self._events[-1][1].record()
-        if self._forwards > 2:
-            (_, before), (start, stop), _ = self._events
+        if self._forwards >= len(self._events):
+            (_, before), (start, stop), *_ = self._events
             self._time = ForwardTime(
                 before.elapsed_time(start) / 1e3, start.elapsed_time(stop) / 1e3
             )
+            self.total = ForwardTime(*(sum(x) for x in zip(self.total, self._time, strict=True)))
 
     def take(self) -> ForwardTime | None:
-        """Of the forward before the last one launched; None if it was taken or there is none."""
+        """Of the last forward before those in flight; None if it was taken or there is none."""
         time, self._time = self._time, None
         return time
 

@@ -25,7 +25,8 @@ from lopa.types import IntArray
 
 # Tokens are rounded up: up to so many to a multiple of so many. Behind the last it goes on so.
 PADDING = ((256, 32), (1024, 64), (16384, 256))
-WRITES, CARRIES = 64, 16  # at most so many pending ones in a graph: two blocks of 32, some slots
+# Pending writes in a graph, by its rows: two blocks of 32 and some slots where one request runs
+_WRITES_PER_ROW, _CARRIES_PER_ROW = 4, 1
 
 _A = TypeVar("_A")
 
@@ -36,6 +37,19 @@ class LayerSizes(NamedTuple):
     tokens: int
     rows: int
     tiles: int  # of attention
+
+    @property
+    def writes(self) -> int:
+        """Staged tokens that are committed."""
+        return self.rows * _WRITES_PER_ROW
+
+    @property
+    def carries(self) -> int:
+        return self.rows * _CARRIES_PER_ROW
+
+    def fit(self, pending: PendingKVWrites[IntArray]) -> bool:
+        source, _, carry_source, _ = pending
+        return len(source) <= self.writes and len(carry_source) <= self.carries
 
 
 class HeadSizes(NamedTuple):
@@ -57,9 +71,9 @@ class LayerInputs(NamedTuple, Generic[_A]):
     cached: _A
     slot: _A
     # The fields of PendingKVWrites, which are written before the layers run
-    write_source: _A  # [WRITES]
+    write_source: _A  # [writes]
     slot_mapping: _A
-    carry_source: _A  # [CARRIES]
+    carry_source: _A  # [carries]
     carry_slot: _A
 
 
@@ -180,10 +194,12 @@ def head_on(
 def writes_on(device: torch.device, writes: PendingKVWrites[IntArray]) -> PendingKVWrites[Tensor]:
     """In multiples of 16, as in a graph: Triton compiles another kernel for other lengths."""
     lengths = [max(1, -(-len(part) // 16)) * 16 for part in writes]
-    on_host = torch.full((sum(lengths),), -1, dtype=torch.int32)
+    on_gpu = device.type == "cuda"
+    on_host = torch.full((sum(lengths),), -1, dtype=torch.int32, pin_memory=on_gpu)
     for to, part in zip(torch.split(on_host, lengths), writes, strict=True):
         to[: len(part)] = torch.from_numpy(part)
-    return PendingKVWrites(*torch.split(on_host.to(device), lengths))
+    # Without waiting for a forward that is in flight
+    return PendingKVWrites(*torch.split(on_host.to(device, non_blocking=on_gpu), lengths))
 
 
 def attention_rows(inputs: LayerInputs[Tensor], table: Tensor) -> Rows:
@@ -249,4 +265,6 @@ def _tiles(row_lengths: bytes, group: int) -> tuple[IntArray, IntArray]:
 
 
 def _lengths(sizes: LayerSizes) -> list[int]:
-    return [sizes.tokens] * 3 + [sizes.tiles] * 2 + [sizes.rows] * 5 + [WRITES] * 2 + [CARRIES] * 2
+    tokens, rows, tiles = sizes
+    pending = [sizes.writes] * 2 + [sizes.carries] * 2
+    return [tokens] * 3 + [tiles] * 2 + [rows] * 5 + pending

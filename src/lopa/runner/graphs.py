@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from lopa.runner.graph_inputs import (
 )
 from lopa.types import IntArray
 
-_MOST_GRAPHS = 96  # sizes of the layers, and as many of the head
+_MOST_GRAPHS = 192  # sizes of the layers, and as many of the head
 
 RunLayers = Callable[[LayerInputs[Tensor]], None]
 RunHead = Callable[[HeadInputs[Tensor], HeadSizes], Tensor]  # → [3, N] int32
@@ -50,12 +50,16 @@ class HeadGraph:
 class GraphCache:
     """Graphs by size; the least recently used are dropped."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, pool: Any = None) -> None:
+        """pool: the memory of another's graphs, where the two never run at the same time."""
         self.device = device
+        self._shared_pool = pool
         self.layers: dict[LayerSizes, LayerGraph] = {}
         self.heads: dict[HeadSizes, HeadGraph] = {}
         self._on_gpu = device.type == "cuda"
         self._is_busy = False
+        # Of what was replayed last
+        self._done = torch.cuda.Event() if self._on_gpu else None  # type: ignore[no-untyped-call]
         self.clear()
 
     def layer_graph(self, sizes: LayerSizes, run: RunLayers) -> LayerGraph:
@@ -67,11 +71,14 @@ class GraphCache:
     def replay(self, captured: LayerGraph | HeadGraph) -> None:
         self._is_busy = True
         captured.graph.replay()
+        if self._done is not None:
+            self._done.record(torch.cuda.current_stream(self.device))
 
     def wait(self) -> None:
         """Until the device has read and written the buffers of what was replayed."""
         if self._is_busy:
-            torch.cuda.current_stream(self.device).synchronize()
+            assert self._done is not None
+            self._done.synchronize()
             self._is_busy = False
 
     def clear(self) -> None:
@@ -79,7 +86,9 @@ class GraphCache:
         self.wait()
         self.layers.clear()
         self.heads.clear()
-        self._pool = torch.cuda.graph_pool_handle() if self._on_gpu else None
+        self.pool = self._shared_pool
+        if self._on_gpu and self.pool is None:
+            self.pool = torch.cuda.graph_pool_handle()
 
     @torch.inference_mode()
     def _capture_layers(self, sizes: LayerSizes, run: RunLayers) -> LayerGraph:
@@ -113,7 +122,7 @@ class GraphCache:
             work()
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self.pool):
             work()
         return graph
 

@@ -42,6 +42,7 @@ class _Slot:
     chain: list[Entry] = field(default_factory=list)  # `pages` grain: the entries it stands on
     known: list[int] = field(default_factory=list)  # `pages` grain: committed tokens
     plan: Plan | None = None  # forwarded and not yet committed
+    lane: int = 0  # where it was forwarded
     begins: IntArray | None = None  # [R] of that plan: first token of each row; None: written
     prefill: Iterator[Found | None] | None = None  # a long prompt under way
     carry_position: int = -1
@@ -68,13 +69,18 @@ class PagedRunner:
         self.backend = backend(model, self.kv_cache)
         self._slots: dict[int, _Slot] = {}
         self._free: list[int] = []
-        self._latest: PendingStats | None = None  # whose staged rows the backend holds
+        # By lane: whose staged rows the backend holds
+        self._latest: list[PendingStats | None] = [None] * self.backend.lanes
         if warmup:
             self.backend.warm_up(warmup)
 
     @property
     def is_async(self) -> bool:
         return self.backend.is_async
+
+    @property
+    def lanes(self) -> int:
+        return self.backend.lanes
 
     @property
     def padding(self) -> tuple[tuple[int, int], ...]:
@@ -163,35 +169,35 @@ class PagedRunner:
         alone = len(plan.rows) == 1
         return min(plan.rows.size, self.prefill_tokens) if alone else plan.rows.size
 
-    def launch(self, plans: Plans) -> InFlight:
+    def launch(self, plans: Plans, lane: int = 0) -> InFlight:
         for slot, plan in plans:
             self._check_carry(self._slots[slot], plan)
+        self._latest[lane] = None  # in case this one is interrupted
         if not self.is_async or any(self.cost(plan) != plan.rows.size for _, plan in plans):
-            self._latest = None
-            return InFlight(partial(self.forward, plans))
+            return InFlight(partial(self.forward, plans, lane))
         batch = make_batch(plans, self.config.shift)
-        self._latest = None  # in case this one is interrupted
-        pending = self._latest = self.backend.launch(batch, *self._of_slots(plans))
+        pending = self.backend.launch(batch, *self._of_slots(plans), lane)
+        self._latest[lane] = pending
 
         def wait() -> list[Stats | None]:
-            if self._latest is not pending:  # its staged rows have been overwritten
-                return self.forward(plans)
+            if self._latest[lane] is not pending:  # its staged rows have been overwritten
+                return self.forward(plans, lane)
             for slot, plan in plans:
-                self._slots[slot].plan = plan
+                self._slots[slot].plan, self._slots[slot].lane = plan, lane
             found = self._pieces(batch, pending.wait())
             return [_stats(found[slot]) for slot, _ in plans]
 
         return InFlight(wait)
 
     @torch.inference_mode()
-    def forward(self, plans: Plans) -> list[Stats | None]:
-        self._latest = None
+    def forward(self, plans: Plans, lane: int = 0) -> list[Stats | None]:
+        self._latest[lane] = None
         found: dict[int, Found | None] = {}
         short = []
         for slot, plan in plans:
             state = self._slots[slot]
             self._check_carry(state, plan)
-            state.plan = plan
+            state.plan, state.lane = plan, lane
             if self.cost(plan) == plan.rows.size:
                 short.append((slot, plan))
             elif state.prefill is None:
@@ -206,7 +212,7 @@ class PagedRunner:
         long = next(prefills, None)
         if short:
             batch = make_batch(short, self.config.shift)
-            found |= self._pieces(batch, self.backend.forward(batch, *self._of_slots(short)))
+            found |= self._pieces(batch, self.backend.forward(batch, *self._of_slots(short), lane))
         for slot, _ in plans:
             state = self._slots[slot]
             if state is long and state.prefill is not None:
@@ -241,6 +247,7 @@ class PagedRunner:
 
     def commit(self, winners: Sequence[tuple[int, int]]) -> None:
         source, slots, carries = [], [], []
+        lane = self._slots[winners[0][0]].lane if winners else 0  # of all of them
         for number, winner in winners:
             slot = self._slots[number]
             plan = slot.plan
@@ -253,7 +260,7 @@ class PagedRunner:
                 carries.append((begin + plan.commit - 1, number))
         if source:
             with torch.inference_mode():
-                self.backend.commit(np.concatenate(source), np.concatenate(slots), carries)
+                self.backend.commit(np.concatenate(source), np.concatenate(slots), carries, lane)
         for number, winner in winners:
             self._committed(number, self._slots[number], winner)
 

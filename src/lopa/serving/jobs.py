@@ -13,6 +13,7 @@ FailureKind = Literal[
     "invalid",  # the request is wrong; the caller can fix it
     "engine",  # the engine failed on it
     "lost",  # it could not be resumed after a restart of the engine
+    "unavailable",  # the engine does not start
     "shutdown",  # the server is shutting down
 ]
 
@@ -31,6 +32,19 @@ class Job:
     logprobs: bool = False
     # Of the rounds that an engine which was lost has reported: they are run again as they were.
     known_branches: list[int] = field(default_factory=list)
+
+    def message(self) -> dict[str, Any]:
+        """Its fields, not copied: a prompt may be long."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def prompt_characters(prompt: Any) -> int | None:
+    """Characters of a text or of chat messages; None for token ids."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    if prompt and isinstance(prompt[0], dict):
+        return sum(len(message["content"]) for message in prompt)
+    return None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +102,7 @@ class Failed:
     kind: FailureKind
     message: str
     param: str | None = None  # the field of the request that is wrong
+    retry_after: int | None = None  # seconds, where it may succeed later
 
 
 Event: TypeAlias = Accepted | Advance | Finished | Failed

@@ -60,7 +60,8 @@ def _timed(study: Study, key: str, at_once: int, setting: str) -> list[Sample]:
         return samples
     llm, config = study.model, _config(study, setting)
     prompts = [problem.prompt for problem in study.problems]
-    decode(llm, prompts[: 2 * at_once], config, at_once)  # so that kernels and graphs are made
+    if llm.runner.is_async:  # so that graphs of all sizes are made
+        decode(llm, prompts, config, at_once)
     return _keep(study, key, decode(llm, prompts, config, at_once))
 
 
@@ -84,6 +85,7 @@ def decode(
     cost: of a round, in place of the clock.
     """
     engine = llm.engine(max_running=min(at_once, MAX_RUNNING))
+    engine.overlap = engine.overlap and cost is None  # a simulated round is of all sessions
     numbers: dict[Session, int] = {}
     for number, prompt in enumerate(prompts):
         session = llm.session(prompt, config, cost=cost)

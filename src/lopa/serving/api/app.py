@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,7 +17,13 @@ from starlette.responses import Response
 from lopa.serving.api.errors import ApiError
 from lopa.serving.api.health import HealthEndpoints
 from lopa.serving.api.metrics import Metrics
-from lopa.serving.api.middleware import ApiKeys, BodyLimit, RequestId
+from lopa.serving.api.middleware import (
+    AllowedHosts,
+    ApiKeys,
+    BodyLimit,
+    EarlyResponse,
+    RequestId,
+)
 from lopa.serving.api.openai import Endpoints
 from lopa.serving.api.request_state import Backend
 from lopa.serving.api.schemas import validation_error
@@ -59,7 +66,12 @@ def create_app(backend: Backend, metrics: Metrics, config: ServeConfig, model: s
 
 
 def _middleware(metrics: Metrics, config: ServeConfig) -> list[Middleware]:
-    found = [Middleware(RequestId, metrics=metrics)]
+    hosts = (*config.allowed_host, config.host, socket.gethostname())
+    found = [
+        Middleware(RequestId, metrics=metrics),
+        Middleware(EarlyResponse, request_seconds=config.request_seconds),
+        Middleware(AllowedHosts, hosts=hosts, origins=config.cors_origin),
+    ]
     if config.cors_origin:
         found.append(
             Middleware(

@@ -1,10 +1,11 @@
 """Errors in the format of OpenAI's API, which its clients turn into their own exceptions.
 
-`check_capacity` makes the 429. Its `retry_after` comes from `EngineClient._retry_after_seconds`.
+`check_capacity` makes the 429. The seconds of `Retry-After` come from `retry_after.RetryAfter`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -19,6 +20,7 @@ _TYPES = {
     403: "permission_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",
@@ -72,27 +74,35 @@ async def _no_receive() -> Message:
     return {"type": "http.disconnect"}
 
 
-def shutting_down() -> ApiError:
-    return ApiError(503, "the server is shutting down", code="shutting_down", retry_after=1)
+def shutting_down(retry_after: int) -> ApiError:
+    message = "the server is shutting down"
+    return ApiError(503, message, code="shutting_down", retry_after=retry_after)
 
 
-def loading() -> ApiError:
+def loading(retry_after: int) -> ApiError:
     message = "the model is still loading: try again soon"
-    return ApiError(503, message, code="loading", retry_after=2)
+    return ApiError(503, message, code="loading", retry_after=retry_after)
 
 
-def check_capacity(new: int, in_progress: int, capacity: int, retry_after: int) -> None:
-    """Raise 429 when `new` sequences do not fit now, 400 when they never will."""
+def check_capacity(
+    new: int, in_progress: int, capacity: int, retry_after: Callable[[int], int]
+) -> None:
+    """Raise 429 when `new` sequences do not fit now, 400 when they never will.
+
+    `retry_after` gives the seconds until so many of those in progress have ended.
+    """
     if new > capacity:
         raise ApiError(400, f"{new} choices are more than the {capacity} that fit: ask for fewer")
     if in_progress + new > capacity:
         message = f"the server is at capacity ({in_progress} in progress): try again later"
-        raise ApiError(429, message, code="queue_full", retry_after=retry_after)
+        seconds = retry_after(in_progress + new - capacity)
+        raise ApiError(429, message, code="queue_full", retry_after=seconds)
 
 
 def error_for(failed: Failed) -> ApiError:
     if failed.kind == "invalid":
         return ApiError(400, failed.message, param=failed.param, code="invalid_value")
-    if failed.kind == "shutdown":
-        return ApiError(503, failed.message, code="shutting_down", retry_after=1)
+    if failed.kind in ("shutdown", "unavailable"):
+        code = "shutting_down" if failed.kind == "shutdown" else "engine_unavailable"
+        return ApiError(503, failed.message, code=code, retry_after=failed.retry_after or 1)
     return ApiError(500, failed.message, code=f"engine_{failed.kind}")

@@ -23,10 +23,14 @@ class HealthEndpoints:
         self.router.get("/metrics", summary="Prometheus metrics")(self.metrics)
         self.router.get("/slots", summary="What each request is doing")(self.slots)
 
-    async def ready(self) -> JSONResponse:
+    async def ready(self, deep: bool = False) -> JSONResponse:
+        """`deep` asks the engine for a round."""
         await self.backend.refresh()
-        ready = self.backend.ready
+        error = await self.backend.check_round() if deep and self.backend.ready else ""
+        ready = self.backend.ready and not error
         body = {"live": True, "ready": ready, "state": self.backend.state}
+        if error:
+            body["error"] = error
         return JSONResponse(body, 200 if ready else 503)
 
     async def live(self) -> JSONResponse:

@@ -1,8 +1,8 @@
 """OpenAI's endpoints: models, completions and chat completions, complete or as a stream.
 
 The 429 path: `_respond` makes a `RequestContext`, which calls `Backend.submit`; that calls
-`errors.check_capacity` with the seconds of `Retry-After` from `EngineClient._retry_after_seconds`
-(one second in a `ReplicaPool`). The capacity is `max_running` + `max_queue` sequences.
+`errors.check_capacity` with the seconds of `Retry-After` from `RetryAfter.for_capacity`. The
+capacity is `max_running` + `max_queue` sequences.
 """
 
 from __future__ import annotations

@@ -169,8 +169,11 @@ class Backend(Protocol):
     async def refresh(self) -> None:
         """Update `ready`, `state` and `gauges` where that takes a message."""
 
+    async def check_round(self) -> str:
+        """Ask for a round; returns what is wrong, or an empty text."""
+
     def gauges(self) -> Gauges: ...
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
-    def drain(self) -> None:
-        """Accept no more requests, and finish those that run."""
+    def drain(self, seconds: float) -> None:
+        """Accept no more requests; those that run may finish for so long."""

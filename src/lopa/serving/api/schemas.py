@@ -28,6 +28,9 @@ from lopa.serving.api.errors import ApiError
 MAX_STOPS = 16
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[int, Field(ge=0)]
+# A list stops at its first error: a megabyte of wrong items would hold all requests up for seconds.
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+MAX_FIELDS = 256  # of a body: each that is unknown is an error of its own
 StreamMode = Literal["text", "denoise"]
 
 _NO_TOOLS = "tools are not supported"
@@ -95,6 +98,9 @@ class Decoding(_Strict):
     threshold: float | None = None
     factor: float | None = None
     steps: int | None = None
+    quota: int | None = None
+    edit_threshold: float | None = None
+    edit_rounds: int | None = None
     order: OrderName | None = None
     branches: int | AutoName | None = None
     objective: ObjectiveName | None = None
@@ -136,6 +142,8 @@ class Request(Decoding):
     def _drop_neutral(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
+        if len(given) > MAX_FIELDS:
+            raise ApiError(400, f"the body has {len(given)} fields: send those that you need")
         kept = {}
         for name, value in given.items():
             if name in UNSUPPORTED and name not in cls.model_fields and _is_neutral(name, value):
@@ -189,9 +197,9 @@ class Request(Decoding):
 class CompletionRequest(Request):
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
     )
     logprobs: Literal[0] | None = Field(
         None, description="0: the probability of each token when it was filled. No alternatives."
@@ -213,7 +221,7 @@ class TextPart(_Strict):
 
 class Message(_Strict):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
 
     @model_validator(mode="before")
     @classmethod
@@ -230,7 +238,7 @@ class Message(_Strict):
 
 
 class ChatRequest(Request):
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = Field(
         None, description="The probability of each token when it was filled."

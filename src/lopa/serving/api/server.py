@@ -7,17 +7,23 @@ On SIGTERM or SIGINT there are no new connections, and running requests may fini
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
+import resource
 import socket
+import ssl
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from lopa.errors import ConfigError, LopaError
 from lopa.serving import logs
 from lopa.serving.api.app import create_app
+from lopa.serving.api.connection import Connection, ConnectionLimits
 from lopa.serving.api.engine_client import EngineClient
 from lopa.serving.api.metrics import Metrics
 from lopa.serving.config import EngineConfig, ServeConfig, model_name
@@ -53,28 +59,39 @@ async def _serve(
 ) -> None:
     metrics = Metrics()
     client = EngineClient(
-        engine, metrics, max_queue=config.max_queue, stall_seconds=config.stall_seconds
+        engine,
+        metrics,
+        max_queue=config.max_queue,
+        stall_seconds=config.stall_seconds,
+        health_seconds=config.health_seconds,
     )
     model = config.served_name or model_name(engine.model)
-    server = _Server(
-        uvicorn.Config(
-            create_app(client, metrics, config, model),
-            http="h11",  # httptools has no limit on the size of headers
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=int(config.drain_seconds + _FLUSH_SECONDS + 1),
-            server_header=False,
-        ),
-        client,
-        config.drain_seconds,
+    limits = ConnectionLimits(config.max_connections, config.request_seconds)
+    connection: Any = partial(Connection, limits=limits)  # h11: httptools does not limit headers
+    server_config = uvicorn.Config(
+        create_app(client, metrics, config, model),
+        http=connection,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=int(config.drain_seconds + _FLUSH_SECONDS + 1),
+        server_header=False,
+        ssl_certfile=config.ssl_certfile,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_cert_reqs=ssl.CERT_NONE if config.ssl_ca_certs is None else ssl.CERT_REQUIRED,
     )
+    _load_certificates(server_config)
+    server = _Server(server_config, client, config)
     host, port = listening_socket.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    log.info("listening", extra={"url": f"http://{shown}:{port}", "model": model})
+    scheme = "http" if config.ssl_certfile is None else "https"
+    log.info("listening", extra={"url": f"{scheme}://{shown}:{port}", "model": model})
     if not config.api_key and not _is_loopback(host):
         log.warning("no API key: everybody who reaches this address can use it; set LOPA_API_KEY")
     start_failed = asyncio.create_task(client.start_failed.wait())
     start_failed.add_done_callback(lambda _: server.stop())
+    _allow_open_files()
     gc.freeze()  # objects so far are permanent: scanning them takes 10 ms per collection
     await server.serve(sockets=[listening_socket])
     start_failed.cancel()
@@ -85,11 +102,40 @@ async def _serve(
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, client: EngineClient, drain_seconds: float) -> None:
-        super().__init__(config)
+    def __init__(
+        self, server_config: uvicorn.Config, client: EngineClient, config: ServeConfig
+    ) -> None:
+        super().__init__(server_config)
         self._client = client
-        self._drain_seconds = drain_seconds
+        self._drain_seconds = config.drain_seconds
+        self._handshake_seconds = config.request_seconds
         self._loop = asyncio.get_running_loop()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's, which has no limit on the time of a TLS handshake."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            raise LopaError("the server does not start: its log says why")
+        connection: Any = self.config.http_protocol_class
+        protocol = partial(
+            connection,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        context = self.config.ssl
+        seconds = None if context is None else self._handshake_seconds
+        self.servers = [
+            await self._loop.create_server(
+                protocol,
+                sock=sock,
+                ssl=context,
+                backlog=self.config.backlog,
+                ssl_handshake_timeout=seconds,
+            )
+            for sock in sockets or ()
+        ]
+        self.started = True
 
     def stop(self) -> None:
         self.should_exit = True
@@ -106,8 +152,25 @@ class _Server(uvicorn.Server):
             self._client.fail_all(_SHUTDOWN)
             return
         log.info("stopping", extra={"running": len(self._client.requests())})
-        self._client.drain()
+        self._client.drain(self._drain_seconds)
         self._loop.call_later(self._drain_seconds, self._client.fail_all, _SHUTDOWN)
+
+
+def _allow_open_files() -> None:
+    """As many as the system lets this user have: a connection is an open file."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _load_certificates(config: uvicorn.Config) -> None:
+    try:
+        config.load()
+    except OSError as error:  # of files or of what is in them
+        raise ConfigError(
+            f"the TLS certificate cannot be used ({error}): check --ssl-certfile, --ssl-keyfile "
+            "and --ssl-ca-certs"
+        ) from None
 
 
 _SHUTDOWN = Failed(kind="shutdown", message="the server is shutting down: try again")

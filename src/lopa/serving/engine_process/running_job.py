@@ -85,9 +85,9 @@ class RunningJob:
     def _tokens(self, step: Step) -> list[Token]:
         """The tokens of this round's text, with their probabilities when they were filled."""
         record, tokenizer = step.round, self.session.tokenizer
-        self._probabilities.update((fill.position, fill.max_prob) for fill in record.fills)
         for won in record.branches[record.winner].lookaheads:
             self._probabilities[won.position] = won.max_prob
+        self._probabilities.update((fill.position, fill.max_prob) for fill in record.fills)
         begin, self._reported_tokens = self._reported_tokens, self.session.detokenized
         found = []
         for index in range(begin, self._reported_tokens):

@@ -1,8 +1,9 @@
 """The engine process: loads the model, runs rounds, and reports what becomes of each job.
 
-Two threads. One reads orders from the API: it encodes and checks a job at once, so that a bad
-request is refused while a long round is running. The other owns the engine. The process ends when
-the API's end of the socket is closed, however that came about, so that none is left behind.
+One thread reads orders from the API. Those of the `EncodingQueue` encode and check jobs, so that a
+bad request is refused while a long round is running. The main thread owns the engine; it answers a
+ping between two rounds, so that the answer shows that rounds go on. The process ends when the API's
+end of the socket is closed, and is killed when the API's process ends, even while it is stopped.
 
 An error of the model in a round (LopaError) fails the jobs that ran in it. Anything else ends the
 process: the API starts another, with clean state, and submits its jobs again.
@@ -13,6 +14,7 @@ ranks' supervisor gives up (RankError), this process ends like above.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -20,19 +22,23 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lopa.config import RANK_TIMEOUT, DecodeConfig, DecoderName, options_of, with_changes
+from lopa.distributed.channel import die_with
 from lopa.errors import ConfigError, LopaError, PromptError, RankError
 from lopa.models.families import family_named
 from lopa.serving.config import BRANCHES, EngineConfig
+from lopa.serving.engine_process.encoding_queue import EncodingQueue
 from lopa.serving.engine_process.running_job import RunningJob
 from lopa.serving.ipc import Channel
 from lopa.serving.jobs import Accepted, Event, Failed, Job, pack
 
 if TYPE_CHECKING:
     from lopa.engine.llm import BaseLLM
+
+_BEAT_SECONDS = 1.0  # between signs of life while the model is loaded
 
 
 class Worker:
@@ -47,8 +53,10 @@ class Worker:
         self.most_tokens = min(context, config.max_request_tokens or context)
         self._channel = channel
         self._tasks: dict[str, RunningJob] = {}  # added to the engine and not finished
-        self._orders: list[tuple[str, RunningJob | str]] = []
+        self._encoding: set[str] = set()  # jobs that are not encoded yet, nor aborted
+        self._orders: list[tuple[str, Any]] = []
         self._changed = threading.Condition()
+        self._opening = threading.Lock()  # jobs are encoded side by side, the rest is done in turn
         self._closed = False
         # Wrong defaults are found at once.
         usual = llm.decode_config(config.preset, **config.decoding)
@@ -56,18 +64,24 @@ class Worker:
         self._usual = llm.decode_config(config.preset, **decoding)
 
     def warm_up(self) -> None:
-        """Decode a short prompt, so that the first request does not pay for lazy initialisation."""
+        """Run a round, so that the first request does not pay for lazy initialisation."""
+        self._decode_one_token()
+        if self.llm.measures_cost:
+            _ = self.llm.round_cost  # later on other sessions would be running beside the measure
+
+    def _decode_one_token(self) -> None:
         token = next(i for i in range(2) if i != self.llm.config.mask_id)
         job = Job(id="warm-up", prompt=[token], max_tokens=1)
         for _ in self.engine.stream(self.open(job)[0].session):
             pass
-        if self.llm.measures_cost:
-            _ = self.llm.round_cost  # later on other sessions would be running beside the measure
 
     def describe(self) -> dict[str, Any]:
+        tokenizer = self.llm.tokenizer
+        most = tokenizer.max_characters_per_token if tokenizer else None
         return {
             "max_running": self.engine.max_running,
             "max_request_tokens": self.most_tokens,
+            "max_prompt_characters": most and most * self.most_tokens,
             "settings": self._usual.settings(),
             "device": str(self.llm.device),
             "decoders": list(family_named(self.llm.config.family).decoders),
@@ -87,17 +101,35 @@ class Worker:
                 orders, self._orders = self._orders, []
             if self._closed:
                 return
+            round_wanted = False
             for verb, what in orders:
-                if verb == "submit" and isinstance(what, RunningJob):
+                if verb == "submit":
                     self.engine.add(what.session)
                     self._tasks[what.job.id] = what
-                elif verb == "abort" and isinstance(what, str):
+                elif verb == "abort":
                     task = self._tasks.pop(what, None)
                     if task is not None:
                         self.engine.abort(task.session)
+                elif verb == "round":
+                    round_wanted = True
             if not self.engine.busy:
                 self.engine.check_ranks()
-            self._send(self._step(), engine=self.gauges())
+            reply = self._round() if round_wanted else {"events": self._step()}
+            self._send(**reply, engine=self.gauges(), beat=True)
+
+    def _round(self) -> dict[str, Any]:
+        """Run a round of the jobs, or of one of its own, and say whether it went well."""
+        if self.engine.busy:
+            events = self._step()
+            errors = [event.message for _, event in events if isinstance(event, Failed)]
+            return {"events": events, "round": errors[0] if errors else ""}
+        try:
+            self._decode_one_token()
+        except RankError:
+            raise
+        except LopaError as error:
+            return {"round": str(error)}
+        return {"round": ""}
 
     def _step(self) -> list[tuple[str, Event]]:
         by_session = {task.session: task for task in self._tasks.values()}
@@ -124,13 +156,12 @@ class Worker:
     def open(self, job: Job) -> tuple[RunningJob, Accepted]:
         """Encode and check a job; LopaError says what is wrong with it."""
         since = time.perf_counter()
+        ids = self.llm.encode(job.prompt, at_most=self.most_tokens)
+        with self._opening:
+            return self._open(job, ids, since)
+
+    def _open(self, job: Job, ids: list[int], since: float) -> tuple[RunningJob, Accepted]:
         llm, given = self.llm, self._with_defaults(job.options)
-        if isinstance(job.prompt, list) and len(job.prompt) > self.most_tokens:
-            raise PromptError(
-                f"the prompt has {len(job.prompt)} parts and a request may hold "
-                f"{self.most_tokens} tokens here: shorten it"
-            )
-        ids = llm.encode(job.prompt)
         names = [name for name in ("decoder", "window") if name in given]
         usual = llm.decode_config(self.config.preset, **{name: given[name] for name in names})
         block = 1 if usual.window == "canvas" else given.get("block_size", usual.block_size)
@@ -149,7 +180,7 @@ class Worker:
             given["seed"] = given.get("seed", self._usual.seed) + job.seed_offset
         config = llm.decode_config(self.config.preset, **given)
         # More rounds than tokens fill nothing in most of them, and may be any number.
-        most = config.block_size if config.decoder == "sdar" else config.max_new_tokens
+        most = config.block_size if config.window == "pipeline" else config.max_new_tokens
         if config.steps is not None and config.steps > most:
             raise ConfigError(f"steps must be at most {most} here: one token per round")
         session = llm.session_from_ids(ids, config)
@@ -173,30 +204,40 @@ class Worker:
         return with_branches(given, self._usual.decoder, self.config.preset)
 
     def _listen(self) -> None:
+        queue = EncodingQueue(self._encode)
         while (message := self._channel.receive()) is not None:
             verb, what = message
-            order: tuple[str, RunningJob | str] = (verb, what)
-            if verb == "submit":
-                job = Job(**what)
-                try:
-                    task, accepted = self.open(job)
-                except LopaError as error:
-                    param = _param(error, job) if isinstance(error, ConfigError) else "prompt"
-                    self._send([(job.id, Failed(kind="invalid", message=str(error), param=param))])
-                    continue
-                except Exception as error:  # one odd request must not end the process
-                    self._send([(job.id, Failed(kind="engine", message=_named(error)))])
-                    continue
-                self._send([(job.id, accepted)])
-                order = (verb, task)
             with self._changed:
-                self._orders.append(order)
-                self._changed.notify()
+                if verb == "submit":
+                    self._encoding.add(what["id"])
+                    queue.put(Job(**what))
+                elif verb == "abort" and what in self._encoding:
+                    self._encoding.discard(what)
+                else:
+                    self._orders.append((verb, what))
+                    self._changed.notify()
         with self._changed:
             self._closed = True
             self._changed.notify()
 
-    def _send(self, events: list[tuple[str, Event]], **more: Any) -> None:
+    def _encode(self, job: Job) -> None:
+        """Encode a job and hand it to the engine's thread, unless it is aborted in the meantime."""
+        if job.id not in self._encoding:
+            return
+        try:
+            task, accepted = self.open(job)
+        except BaseException as error:  # no request may end this thread, nor the process
+            self._encoding.discard(job.id)
+            self._send([(job.id, _failure(error, job))])
+            return
+        self._send([(job.id, accepted)])
+        with self._changed:
+            if job.id in self._encoding:
+                self._encoding.discard(job.id)
+                self._orders.append(("submit", task))
+                self._changed.notify()
+
+    def _send(self, events: Sequence[tuple[str, Event]] = (), **more: Any) -> None:
         try:
             self._channel.send({"events": [[i, *pack(e)] for i, e in events], **more})
         except OSError:  # the API has gone; `_listen` finds the same
@@ -228,6 +269,17 @@ def with_branches(
     return {**given, "branches": BRANCHES}
 
 
+def _failure(error: BaseException, job: Job) -> Failed:
+    if isinstance(error, LopaError):
+        param = _param(error, job) if isinstance(error, ConfigError) else "prompt"
+        return Failed(kind="invalid", message=str(error), param=param)
+    if isinstance(error, Exception):
+        return Failed(kind="engine", message=_named(error))
+    # A panic of the tokenizer's library: it is Rust, and its panics are no Exceptions.
+    message = f"the tokenizer cannot read the prompt ({_named(error)}): change it"
+    return Failed(kind="invalid", message=message, param="prompt")
+
+
 def _param(error: LopaError, job: Job) -> str | None:
     """The field of the request that an error is about, where it names one."""
     words = str(error).replace(",", " ").replace(":", " ").split()
@@ -237,12 +289,13 @@ def _param(error: LopaError, job: Job) -> str | None:
     return given[0] if given else None
 
 
-def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def main(descriptor: int) -> int:
     """Serve the socket that was inherited as `descriptor`."""
+    die_with(os.getppid())
     # A terminal's Ctrl-C and a service manager's SIGTERM reach the whole group: the API decides.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -251,6 +304,9 @@ def main(descriptor: int) -> int:
     if settings is None:
         return 0
     config = EngineConfig(**settings)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a prompt is encoded by its thread
+    loaded = threading.Event()
+    threading.Thread(target=_beat, args=(channel, loaded), name="beat", daemon=True).start()
     llm: BaseLLM | None = None
     worker: Worker | None = None
 
@@ -270,11 +326,13 @@ def main(descriptor: int) -> int:
         mended = isinstance(error, LopaError | OSError)
         message = str(error) if mended else _named(error)
         channel.send({"failed": message, "misuse": isinstance(error, ConfigError)})
+        loaded.set()
         if llm is not None:
             llm.close()
         if not mended:
             raise
         return 1
+    loaded.set()
     try:
         channel.send({"ready": worker.describe(), "engine": worker.gauges()})
         worker.run()
@@ -286,6 +344,13 @@ def main(descriptor: int) -> int:
     return 0
 
 
+def _beat(channel: Channel, loaded: threading.Event) -> None:
+    """Tell the API that the process is not stopped while it loads."""
+    with contextlib.suppress(OSError):
+        while not loaded.wait(_BEAT_SECONDS):
+            channel.send({"beat": True})
+
+
 def _load(config: EngineConfig, report: Callable[[str], None]) -> BaseLLM:
     if config.ranks == 1:
         from lopa.engine.llm import LLM
@@ -294,7 +359,7 @@ def _load(config: EngineConfig, report: Callable[[str], None]) -> BaseLLM:
     from lopa.distributed.fork_server import ForkServer
 
     # It imports torch while this process does.
-    fork_server = ForkServer(tensor_parallel=config.tensor_parallel > 1)
+    fork_server = ForkServer()
     try:
         from lopa.distributed.parallel_llm import ParallelLLM
 

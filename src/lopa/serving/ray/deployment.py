@@ -33,7 +33,7 @@ from lopa.serving import logs
 from lopa.serving.api.app import create_app
 from lopa.serving.api.metrics import Metrics
 from lopa.serving.api.server import listen
-from lopa.serving.config import EngineConfig, ServeConfig, model_name
+from lopa.serving.config import EngineConfig, ServeConfig, model_name, read_api_keys
 from lopa.serving.ray.replica import REPLICA_QUEUE, Replica
 from lopa.serving.ray.replica_pool import ReplicaPool
 from lopa.serving.ray.replica_router import ReplicaRouter
@@ -41,6 +41,11 @@ from lopa.serving.ray.replica_router import ReplicaRouter
 log = logging.getLogger("lopa.serving")
 
 _APP_NAME = "lopa"
+# Options of a server that has its own connections.
+_NOT_FOR_SERVE = {
+    *("host", "port", "log_format", "max_connections", "request_seconds"),
+    *("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"),
+}
 _SHUTDOWN_POLL_SECONDS = 0.25
 _GATEWAY_MAX_REQUESTS = 100_000  # no limit of Serve's: the gateway checks its capacity itself
 _PROXY_READY_SECONDS = "60"  # Serve's default of 5 is too short for a busy machine
@@ -60,7 +65,7 @@ class Gateway:
 
     async def drain(self, seconds: float) -> None:
         """Accept no more requests; those that run may finish for so long, then they fail."""
-        self._pool.drain()
+        self._pool.drain(seconds)
         end = time.monotonic() + seconds
         while self._pool.requests() and time.monotonic() < end:
             await asyncio.sleep(0.05)
@@ -82,19 +87,21 @@ class Arguments:
 def app(arguments: dict[str, str]) -> serve.Application:
     """For `serve run`: the options of `lopa serve` by name, those of `DecodeConfig` included."""
     given = {"model": "tiny", **arguments}
-    keys = given.pop("api_key", os.environ.get("LOPA_API_KEY", ""))
-    origins = given.pop("cors_origin", "")
+    keys = given.pop("api_key", os.environ.get("LOPA_API_KEY", "")).split()
+    if key_file := given.pop("api_key_file", os.environ.get("LOPA_API_KEY_FILE", "")):
+        keys += read_api_keys(key_file)
+    lists = {name: given.pop(name, "").split() for name in ("allowed_host", "cors_origin")}
     llm = _pop(given, ("adapter", "device", "dtype", "quantize", "cache_tokens", "warmup"))
     engine_options = _pop(given, _names(EngineConfig) - {"llm", "decoding"})
     cluster_options = _pop(given, _names(Arguments))
-    server_options = _pop(given, _names(ServeConfig) - {"host", "port", "log_format"})
+    server_options = _pop(given, _names(ServeConfig) - _NOT_FOR_SERVE)
     decoding = _pop(given, _names(DecodeConfig))
     if given:
         raise ConfigError(f"unknown option {min(given)}: see lopa serve --help")
     try:
         cluster = TypeAdapter(Arguments).validate_python(cluster_options)
         config = TypeAdapter(ServeConfig).validate_python(
-            {**server_options, "api_key": keys.split(), "cors_origin": origins.split()}
+            {**server_options, "api_key": keys, **lists}
         )
         engine = TypeAdapter(EngineConfig).validate_python(
             {
@@ -199,7 +206,7 @@ def build(
     )
     capacity = (max_replicas or replicas) * max_running + config.max_queue
     model = config.served_name or model_name(engine.model)
-    bound_replica = replica.bind(asdict(engine), config.stall_seconds)
+    bound_replica = replica.bind(asdict(engine), config.stall_seconds, config.health_seconds)
     application: serve.Application = gateway.bind(asdict(config), model, capacity, bound_replica)
     return application
 

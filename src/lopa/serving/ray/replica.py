@@ -22,7 +22,7 @@ class Replica:
     """It is up when its model is loaded. All of its ranks are on its node."""
 
     async def __init__(  # type: ignore[misc] # Ray Serve awaits it
-        self, engine: dict[str, Any], stall_seconds: float
+        self, engine: dict[str, Any], stall_seconds: float, health_seconds: float
     ) -> None:
         logs.set_up("json")
         self.name = f"{socket.gethostname()}:{os.getpid()}"
@@ -30,7 +30,11 @@ class Replica:
         if config.ranks > 1:
             os.environ["OMP_NUM_THREADS"] = "1"  # a rank has one core
         self._client = EngineClient(
-            config, NullObserver(), max_queue=REPLICA_QUEUE, stall_seconds=stall_seconds
+            config,
+            NullObserver(),
+            max_queue=REPLICA_QUEUE,
+            stall_seconds=stall_seconds,
+            health_seconds=health_seconds,
         )
         await self._client.start()
         while not self._client.ready:
@@ -45,6 +49,9 @@ class Replica:
     async def record_routing_stats(self) -> dict[str, Any]:
         """For `replica_router`; Ray Serve asks for it."""
         return {"round_cost": self._client.engine.get("round_cost")}
+
+    async def check_round(self) -> str:
+        return await self._client.check_round()
 
     async def gauges(self) -> tuple[str, dict[str, float | None]]:
         """Its name and its gauges."""

@@ -20,13 +20,14 @@ from lopa.serving.api.engine_client import MAX_ATTEMPTS
 from lopa.serving.api.errors import check_capacity, loading, shutting_down
 from lopa.serving.api.metrics import Metrics
 from lopa.serving.api.request_state import Gauges, RequestState, Sink
+from lopa.serving.api.retry_after import RetryAfter
 from lopa.serving.jobs import Failed, Finished, Job, unpack
 
 log = logging.getLogger("lopa.serving")
 
 _GAUGES_MAX_AGE_SECONDS = 1.0
 _GAUGES_TIMEOUT_SECONDS = 2.0
-_RETRY_AFTER_SECONDS = 1
+_ROUND_TIMEOUT_SECONDS = 10.0
 # Shown by replica; the other gauges are counted here, over all requests.
 _BY_REPLICA = (
     "ranks_alive",
@@ -51,6 +52,7 @@ class ReplicaPool:
         self._gauges: dict[str, dict[str, float | None]] = {}  # by replica
         self._asked_at = -_GAUGES_MAX_AGE_SECONDS
         self._asking = asyncio.Lock()
+        self._retry_after = RetryAfter()
 
     @property
     def ready(self) -> bool:
@@ -84,6 +86,16 @@ class ReplicaPool:
                 up = any(gauges["ready"] for gauges in self._gauges.values())
                 self.state = "ready" if up else "restarting"
 
+    async def check_round(self) -> str:
+        """Ask every replica for a round; one that answers is enough."""
+        try:
+            errors = await self._replicas.broadcast("check_round").results_async(
+                timeout_s=_ROUND_TIMEOUT_SECONDS, return_exceptions=True
+            )
+        except (TimeoutError, RayError, RayServeException) as error:
+            return f"no replica ran a round ({type(error).__name__})"
+        return "" if "" in errors else f"no replica ran a round ({errors[0] if errors else ''})"
+
     async def _ask(self) -> dict[str, dict[str, float | None]]:
         try:
             replies = await self._replicas.broadcast("gauges").results_async(
@@ -99,15 +111,19 @@ class ReplicaPool:
 
     def submit(self, jobs: list[Job], sink: Sink) -> list[RequestState]:
         if self.state == "draining":
-            raise shutting_down()
+            raise shutting_down(self._retry_after.for_shutdown())
         if self.state == "loading":
-            raise loading()
-        check_capacity(len(jobs), len(self._requests), self.capacity, _RETRY_AFTER_SECONDS)
+            raise loading(self._retry_after.for_start())
+        check_capacity(len(jobs), len(self._requests), self.capacity, self._seconds_until_ended)
         requests = [RequestState(job, i, sink, self._metrics) for i, job in enumerate(jobs)]
         for request in requests:
             self._requests[request.job.id] = request
             self._tasks[request.job.id] = asyncio.create_task(self._run(request))
         return requests
+
+    def _seconds_until_ended(self, count: int) -> int:
+        running = sum(request.running for request in self._requests.values())
+        return self._retry_after.for_capacity(count, max(1, running), self.ready)
 
     def abort(self, request: RequestState) -> None:
         self._requests.pop(request.job.id, None)
@@ -129,9 +145,10 @@ class ReplicaPool:
                 continue
             if self.state == "loading":
                 self._gauges, self.state = {name: gauges}, "ready"
+                self._retry_after.started()
 
     async def stop(self) -> None:
-        self.drain()
+        self.drain(0.0)
         if self._startup is not None:
             self._startup.cancel()
         for request in self.requests():
@@ -140,8 +157,9 @@ class ReplicaPool:
             )
             self.abort(request)
 
-    def drain(self) -> None:
+    def drain(self, seconds: float) -> None:
         self.state = "draining"
+        self._retry_after.draining(seconds)
 
     async def _run(self, request: RequestState) -> None:
         """Submit a job to replicas until one has finished it."""
@@ -183,6 +201,8 @@ class ReplicaPool:
                 if isinstance(event, Failed) and event.kind == "shutdown":
                     return "it is shutting down"
                 request.handle(event)
+                if isinstance(event, Finished):
+                    self._retry_after.record(event)
         finally:
             if not isinstance(request.end, Finished):
                 events.cancel()

@@ -180,16 +180,17 @@ export function story(run, round) {
   if (!record) return "Before round 1: only masks.";
   const winner = record.branches[record.winner];
   const count = record.branches.length;
-  const filled = record.fills.length;
   const ofKind = (kind) => record.fills.filter((fill) => fill.kind === kind).length;
-  const [merged, forced] = ["merged", "forced"].map(ofKind);
+  const [merged, forced, edited] = ["merged", "forced", "edited"].map(ofKind);
+  const filled = record.fills.length - edited;
   const apart = [merged && `${merged} merged`, forced && `${forced} forced`].filter(Boolean);
   const tokens = plural(filled, "token");
-  const how = !filled
+  const fills = !filled
     ? "no token filled"
     : forced === filled
       ? `no token above the threshold, ${forced === 1 ? "the best one" : `the best ${forced}`} forced`
       : `${tokens} filled${apart.length ? ` (${apart.join(", ")})` : ""}`;
+  const how = edited ? `${fills}, ${edited} edited` : fills;
   if (count === 1) return `One forward over ${winner.masks} masks: ${how}.`;
   const anchor = record.branches[count - 1];
   const refused = record.branches.filter((branch) => branch.refused).length;

@@ -10,6 +10,7 @@ export const KINDS = {
   lookahead: "lookahead: its branch won",
   merged: "merged: other branches agree",
   count: "by count: a fixed number per round",
+  edited: "edited: replaces a token",
 };
 
 const STATES = {
@@ -92,9 +93,9 @@ export class TokenGrid {
   // Details of a position after the round shown.
   describe(position) {
     const { run } = this;
-    const cell = run.cells.get(position);
+    const cell = run.cellAt(position, this.shown);
     const place = position - run.prompt;
-    if (!cell || cell.round > this.shown) {
+    if (!cell) {
       const drafts = nextDrafts(run, this.shown);
       const found = drafts.flatMap((draft) => draft.filter((a) => a.position === position));
       const rows = [["place", `+${place}`]];
@@ -112,6 +113,7 @@ export class TokenGrid {
         ["probability", percent(cell.prob)],
         ["filled in", `round ${cell.round} of ${run.total}`],
         ["fill", KINDS[cell.kind] ?? cell.kind],
+        ...(cell.before ? [["before", quoted(run.piece(cell.before.token))]] : []),
         ["token id", String(cell.token)],
       ],
     };
@@ -150,8 +152,8 @@ export class TokenGrid {
 
   #paint(position, element = this.cells.get(position)) {
     if (!element) return;
-    const cell = this.run.cells.get(position);
-    if (!cell || cell.round > this.shown) {
+    const cell = this.run.cellAt(position, this.shown);
+    if (!cell) {
       element.className = "cell";
       if (!this.compact) {
         setText(element.firstChild, "·");
@@ -188,8 +190,7 @@ export class TokenGrid {
   #candidates(drafts) {
     if (!this.compact) {
       for (const position of this.candidates) {
-        const cell = this.run.cells.get(position);
-        if (!cell || cell.round > this.shown) this.#paint(position);
+        if (!this.run.cellAt(position, this.shown)) this.#paint(position);
       }
     }
     const ahead = new Map();
@@ -272,8 +273,7 @@ const isLong = (text) => text.trim().length > 6;
 export function blockState(run, block, round) {
   let masks = 0;
   for (let position = block.start; position < block.end; position++) {
-    const cell = run.cells.get(position);
-    masks += !cell || cell.round > round;
+    masks += !run.cellAt(position, round);
   }
   const record = run.rounds[Math.max(round, 1) - 1];
   if (!record) return ["ahead", masks];

@@ -11,6 +11,7 @@ const ROUND = [
   ...["fills", "spawned", "blocks", "seconds"],
 ];
 const MAX_POSITION = 200_000; // in a file that is opened here; longer than any context
+const MAX_SHOWN = 32_768; // new positions: each is an element of the page
 const MAX_BRANCHES = 1_000; // of a round
 export const MAX_BYTES = 2 ** 28; // of a file
 
@@ -21,7 +22,7 @@ export class Run {
     this.settings = {};
     this.rounds = [];
     this.pieces = new Map(); // token id → text
-    this.cells = new Map(); // position → {token, prob, kind, round}
+    this.cells = new Map(); // position → {token, prob, kind, round, before: what it replaced}
     this.filledIn = [[]]; // by round, from 0: positions filled in it
     this.blocks = []; // {start, end, round}: in order, and the round that showed it first
     this.tokens = [0]; // by round: filled up to the first EOS
@@ -90,6 +91,7 @@ export class Run {
         prob: number(placed.max_prob, "max_prob"),
         kind,
         round: index,
+        before: this.cells.get(position),
       });
       filled.push(position);
     };
@@ -110,6 +112,12 @@ export class Run {
     const start = Math.max(whole(block.start, `start of a block of round ${index}`), this.prompt);
     const end = whole(block.end, `end of a block of round ${index}`);
     if (end <= this.prompt) return; // the prompt itself, on its way to the cache
+    if (end - this.prompt > MAX_SHOWN) {
+      throw new TraceError(
+        `a block of round ${index} ends ${end - this.prompt} positions after the prompt: ` +
+          `more than ${MAX_SHOWN} are not shown here`,
+      );
+    }
     const last = this.blocks.at(-1);
     if (last && start < last.end) return; // known
     this.blocks.push({ start, end, round: index });
@@ -129,15 +137,24 @@ export class Run {
     if (this.total && Number.isInteger(counted)) this.tokens[this.total] = counted;
   }
 
+  // The token at a position after `round`; undefined: a mask.
+  cellAt(position, round) {
+    let cell = this.cells.get(position);
+    while (cell && cell.round > round) cell = cell.before;
+    return cell;
+  }
+
   // Tokens filled after `round`, up to and including the first EOS.
   #count(round) {
     let first = Infinity;
-    for (const [position, cell] of this.cells) {
-      if (cell.round <= round && position < first && this.eos.has(cell.token)) first = position;
+    const there = [];
+    for (const position of this.cells.keys()) {
+      const cell = this.cellAt(position, round);
+      if (!cell) continue;
+      there.push(position);
+      if (position < first && this.eos.has(cell.token)) first = position;
     }
-    let count = 0;
-    for (const [position, cell] of this.cells) count += cell.round <= round && position <= first;
-    return count;
+    return there.filter((position) => position <= first).length;
   }
 
   #learn(pieces) {
@@ -158,8 +175,8 @@ export class Run {
     if (this.streamed) return this.sent[Math.min(round, this.total)];
     let text = "";
     for (let position = this.prompt; ; position++) {
-      const cell = this.cells.get(position);
-      if (!cell || cell.round > round || this.eos.has(cell.token)) return text;
+      const cell = this.cellAt(position, round);
+      if (!cell || this.eos.has(cell.token)) return text;
       text += this.piece(cell.token);
     }
   }
@@ -167,18 +184,18 @@ export class Run {
   // What stands after the final text, with gaps where there are masks, up to EOS.
   provisionalAt(round) {
     let [last, first] = [this.prompt - 1, Infinity];
-    for (const [position, cell] of this.cells) {
-      if (cell.round > round) continue;
+    for (const position of this.cells.keys()) {
+      const cell = this.cellAt(position, round);
+      if (!cell) continue;
       if (this.eos.has(cell.token)) first = Math.min(first, position);
       else last = Math.max(last, position);
     }
     let text = "";
     let final = true;
     for (let position = this.prompt; position < Math.min(first, last + 1); position++) {
-      const cell = this.cells.get(position);
-      const filled = cell && cell.round <= round;
-      final &&= filled;
-      if (!final) text += filled ? this.piece(cell.token) : "▁";
+      const cell = this.cellAt(position, round);
+      final &&= Boolean(cell);
+      if (!final) text += cell ? this.piece(cell.token) : "▁";
     }
     return text;
   }
@@ -191,8 +208,7 @@ export class Run {
     const to = Math.max(...record.branches.map((b) => b.end));
     const places = [];
     for (let position = from; position < to; position++) {
-      const cell = this.cells.get(position);
-      if (!cell || cell.round >= round) places.push(position);
+      if (!this.cellAt(position, round - 1)) places.push(position);
     }
     return { from, to, places };
   }
