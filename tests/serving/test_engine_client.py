@@ -92,19 +92,6 @@ def test_an_engine_that_is_started_again_goes_by_what_the_first_measured(chat_fo
     assert first["round_cost"] == second["round_cost"] != []
 
 
-def finished(seconds: float) -> Finished:
-    """After a second in the queue."""
-    return Finished(
-        finish="eos",
-        tokens=1,
-        rounds=1,
-        tpf=1.0,
-        seconds=seconds,
-        queue_seconds=1.0,
-        engine_seconds=seconds + 1.0,
-    )
-
-
 def test_streams_with_branches_auto_go_on_after_a_restart(chat_folder: Path) -> None:
     """They get the branches that they had, though the load is another: the others are done."""
 
@@ -125,6 +112,20 @@ def test_streams_with_branches_auto_go_on_after_a_restart(chat_folder: Path) -> 
     assert isinstance(request.end, Finished)
     assert client.restarts == 1
     assert request.job.known_branches == request.branches[: len(request.job.known_branches)] != []
+
+
+def finished(seconds: float) -> Finished:
+    """After a second in the queue."""
+    return Finished(
+        finish="eos",
+        tokens=1,
+        rounds=1,
+        tpf=1.0,
+        branches=0.0,
+        seconds=seconds,
+        queue_seconds=1.0,
+        engine_seconds=seconds + 1.0,
+    )
 
 
 def test_capacity_and_retry_after(tmp_path: Path) -> None:

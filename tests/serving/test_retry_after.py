@@ -29,6 +29,7 @@ def finished(seconds: float, queued: float) -> Finished:
         tokens=1,
         rounds=1,
         tpf=1.0,
+        branches=0.0,
         seconds=seconds,
         queue_seconds=queued,
         engine_seconds=seconds + queued,
