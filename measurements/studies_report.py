@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lopa.studies import simulation, speed
+from lopa.studies import load, simulation, speed
 from markdown_sections import command, machine, table, widest
 
 FOLDER = Path(__file__).parent.parent / "docs" / "studies"
@@ -37,6 +37,7 @@ def sections() -> dict[str, str]:
     by_task = {study: {run["task"]: run for _, run in found} for study, found in runs.items()}
     return {
         "auto-speed": _auto_speed(runs),
+        "load": _load([run for _, run in runs["load"]]),
         "readings": "\n".join(_readings(name, runs[name]) for name in READ),
         "studies": "\n\n".join(_study(name, found) for name, found in sorted(runs.items())),
         **{name: _short(by_task[name]) for name in COLUMNS},
@@ -97,6 +98,18 @@ def _line(
     right = " → ".join(f"{one['accuracy']:.0%}" for one in both)
     accept = run["settings"].get("accept", "score")
     return kind, accept, run["task"], cost, best, *speeds, ratio, right
+
+
+def _load(runs: Sequence[Run]) -> str:
+    """By task, cost and requests at once: the fixed numbers and auto."""
+    heads: Sequence[str] = ()
+    lines = []
+    for run in runs:
+        heads, rows = load.table(run["findings"])
+        lines += [(run["task"], *row) for row in rows]
+    commands = _commands({run["task"]: run for run in runs})
+    measured = f"{_problems({run['task']: run for run in runs})}."
+    return "\n\n".join([command("\n".join(commands)), table(("task", *heads), lines), measured])
 
 
 def _device(name: str) -> str:
