@@ -1,10 +1,11 @@
-"""Other constants of `branches="auto"` (decoding/branch_budget.py), by `lopa study simulation`.
+"""Other constants of `branches="auto"` (decoding/branch_budget.py, row_budget.py), by simulation.
 
     python measurements/tune_auto.py --task words --cost FILE … [--try '{"PRIOR_TOKENS": 3.0}' …]
-                                   [--seed 3] [--limit 240] [--device cuda] [--batch-size 64]
+        [--at-once 1,8,32] [--seed 3] [--limit 240] [--device cuda] [--batch-size 32]
 
-The first table is of today's constants, and one follows for every `--try`, which replaces some of
-them. Nothing is timed: several of these may run side by side.
+A line for every cost and number of requests at once: tokens per second of auto over the best fixed
+number's, with today's constants and with every `--try`, which replaces some of them. Nothing is
+timed: several of these may run side by side.
 """
 
 from __future__ import annotations
@@ -13,16 +14,27 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from lopa import LLM
-from lopa.decoding import branch_budget as budget
+from lopa.config import AUTO_BRANCHES
+from lopa.decoding import branch_budget, row_budget
+from lopa.decoding.round_cost import RoundCost
 from lopa.evaluation import evaluate
 from lopa.evaluation.sample import SampleFile
-from lopa.studies import simulation
-from lopa.studies.study import Study
+from lopa.studies import load, simulation
+from lopa.studies.study import Setting, Study
 from markdown_sections import table
 
-USUAL = {name: value for name, value in vars(budget).items() if name.isupper()}
+Constants = dict[tuple[ModuleType, str], Any]
+USUAL: Constants = {
+    (module, name): value
+    for module in (branch_budget, row_budget)
+    for name, value in vars(module).items()
+    if name.isupper() and name != "NO_OTHERS"
+}
+NAMES = {name for _, name in USUAL}
 
 
 def main() -> None:
@@ -30,38 +42,55 @@ def main() -> None:
     parser.add_argument("--task", required=True)
     parser.add_argument("--cost", type=Path, action="append", required=True)
     parser.add_argument("--try", dest="trials", type=json.loads, action="append", default=[])
+    parser.add_argument("--at-once", default="1,8,32")
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--limit", type=int, default=240)
-    parser.add_argument("--device")
-    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--batch-size", type=int, default=32)
     options = parser.parse_args()
-    unknown = {name for trial in options.trials for name in trial} - {*USUAL}
+    unknown = {name for trial in options.trials for name in trial} - NAMES
     if unknown:
-        parser.error(f"no constant {', '.join(sorted(unknown))}: there are {', '.join(USUAL)}")
+        parser.error(f"no constant {', '.join(sorted(unknown))}: there are {', '.join(NAMES)}")
     llm = LLM("tiny", device=options.device)
     problems = evaluate.problems(options.task, "eval", options.limit, options.seed)
+    prompts = [problem.prompt for problem in problems]
+    settings = llm.decode_config(max_new_tokens=160).settings()
+    fixed = [Setting(f"k = {k}", {"branches": k}) for k in AUTO_BRANCHES]
+    trials = [{}, *options.trials]
+    lines = []
     with tempfile.TemporaryDirectory() as folder:
         file = SampleFile(Path(folder) / "samples.jsonl", {})
-        study = Study(
-            llm,
-            problems,
-            llm.decode_config(max_new_tokens=160).settings(),
-            options.seed,
-            file,
-            options.batch_size,
-            costs=simulation.read_costs(options.cost),
-        )
-        for trial in [{}, *options.trials]:
-            for name, value in (USUAL | trial).items():
-                setattr(budget, name, _tuple(value))
-            budget._cost_table.cache_clear()
-            # What others have chosen is not kept; the fixed numbers are decoded once.
-            file.samples = {key: s for key, s in file.samples.items() if "auto" not in key[0]}
-            print(json.dumps(trial) if trial else "as it is")
-            print(table(*simulation.table(simulation.run(study))), flush=True)
+        study = Study(llm, problems, settings, options.seed, file, options.batch_size)
+        decoded = study.decode(fixed)
+        config = study.config(branches="auto")
+        for name, given in simulation.read_costs(options.cost).items():
+            cost = RoundCost.of(given)
+            for at_once in map(int, options.at_once.split(",")):
+                best = max(_speed(load.replay(decoded[s.name], cost, at_once)) for s in fixed)
+                line = [name, str(at_once)]
+                for trial in trials:
+                    _set(trial)
+                    speed = _speed(load.decode(llm, prompts, config, at_once, cost))
+                    line.append(f"{speed / best:.3f}")
+                lines.append(line)
+                print(" ".join(line), flush=True)
+    named = [json.dumps(trial) if trial else "as it is" for trial in trials]
+    print(table(("round cost of", "at once", *named), lines))
 
 
-def _tuple(value: object) -> object:
+def _speed(samples: Any) -> float:
+    return sum(s.tokens for s in samples) / sum(s.elapsed for s in samples)
+
+
+def _set(trial: dict[str, Any]) -> None:
+    for (module, name), usual in USUAL.items():
+        value = _tuple(trial.get(name, usual))
+        if isinstance(value, dict):  # by the way branches are accepted: the others stay
+            value = {**usual, **{key: _tuple(part) for key, part in value.items()}}
+        setattr(module, name, value)
+
+
+def _tuple(value: Any) -> Any:
     """Lists of JSON as the tuples that the constants are."""
     return tuple(map(_tuple, value)) if isinstance(value, list) else value
 
