@@ -6,6 +6,7 @@ import io
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_support import DUMMY, SHORT, Run
@@ -52,7 +53,7 @@ def test_table_and_verdict(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert [name.split()[0] for name in names] == ["d2f", "lopa", "lopa"]
     assert names[1:] == ["lopa k=7", "lopa auto"]
     last = " ".join(result.out.rpartition("fastest here")[2].split())
-    assert "Eight rows cost 4.2 times one on this machine and 2.8 times one on an H200" in last
+    assert "Eight rows cost 4.2 times one on this machine and 2.7 times one on an H200" in last
     assert "times as fast as d2f with its " in last
 
 
@@ -161,3 +162,13 @@ def test_excerpt() -> None:
     assert len(lines) == command._TEXT_LINES
     assert lines[0].rstrip() == "[b]word"
     assert lines[-1].endswith("…")
+
+
+@pytest.mark.parametrize(
+    ("shown", "name"), [(command.H200_TINY, "tiny_bf16"), (command.H200_7B, "7b_bf16")]
+)
+def test_what_rows_cost_on_an_h200_is_as_recorded(shown: Any, name: str) -> None:
+    folder = Path(__file__).parents[2] / "measurements" / "h200"
+    recorded = RoundCost.read(folder / f"round_cost_{name}.json")
+    for tokens, seconds in shown:
+        assert seconds == pytest.approx(recorded(tokens), rel=0.01)

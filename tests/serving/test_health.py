@@ -30,7 +30,7 @@ def alone(llm: LLM, tokens: int) -> Output:
 @pytest.fixture(scope="module")
 def small(chat_folder: Path) -> Iterator[Server]:
     """Two sequences at once, one more in the queue; a silent engine is restarted after 3 s."""
-    limits = ("--max-running", "2", "--max-queue", "1", "--stall-seconds", "3")
+    limits = ("--max-running", "2", "--max-queue", "1", "--stall-seconds", "6")
     with Server("--model", str(chat_folder), *limits) as server:
         yield server
 
@@ -206,8 +206,7 @@ def test_a_stream_goes_on_where_it_was_when_the_engine_is_killed(
         seen = [next(lines) for _ in range(4)]
         os.kill(small.engine_pid, signal.SIGKILL)
         events = data_of([*seen, *lines])
-    # On a busy machine the next engine may be silent for as long as a stuck one.
-    assert small.metric("lopa_engine_restarts") > restarts
+    assert small.metric("lopa_engine_restarts") == restarts + 1
     assert events[-1] == "[DONE]"
     if mode == "text":
         assert "".join(event["choices"][0]["text"] for event in events[:-1]) == wanted.text

@@ -43,10 +43,9 @@ _EXAMPLE_SEED = 3
 _FRAME_SECONDS = 1 / 20
 _LANE_LINES = 7  # of text in the live view, at most
 _TEXT_LINES = 8  # of text in the table, at most; --json has all of it
-_ROW = 64  # tokens of a row in the middle of an answer
-# (tokens, seconds) of rounds on one H200 in bf16, by `lopa bench cost`.
-_H200_TINY = ((64, 0.43e-3), (512, 0.56e-3))
-_H200_7B = ((64, 3.98e-3), (512, 11.2e-3))
+# (tokens, seconds) of rounds on one H200 in bf16: measurements/h200/round_cost_*.json
+H200_TINY = ((64, 0.46e-3), (512, 0.61e-3))
+H200_7B = ((64, 3.96e-3), (512, 10.5e-3))
 
 
 @with_decoding("decoder")
@@ -315,7 +314,7 @@ def verdict(outputs: Sequence[Output], here: RoundCost | None, *, is_built_in: b
         return ""
     first = max(outputs, key=lambda output: output.tokens_per_second)
     line = f"{label(first.config)} was fastest here, {first.tokens_per_second:.1f} tokens/s."
-    there = RoundCost(_H200_TINY if is_built_in else _H200_7B)
+    there = RoundCost(H200_TINY if is_built_in else H200_7B)
     where = "an H200" if is_built_in else "an H200 with a 7B model"
     rows = f"{_eight_rows(there):.1f} times one on {where}"
     if here is not None:
@@ -333,7 +332,9 @@ def verdict(outputs: Sequence[Output], here: RoundCost | None, *, is_built_in: b
 
 
 def _eight_rows(cost: RoundCost) -> float:
-    return cost(8 * _ROW) / cost(_ROW)
+    from lopa.decoding.round_cost import USUAL_ROW
+
+    return cost(8 * USUAL_ROW) / cost(USUAL_ROW)
 
 
 def _seconds_at(output: Output, cost: RoundCost) -> float:

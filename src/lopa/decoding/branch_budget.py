@@ -33,7 +33,7 @@ PRIOR_GAINS: dict[AcceptName, tuple[float, ...]] = {
     "agreed": (1.4, 1.8, 2.8, 2.9),
     "exact": (0.5, 0.8, 0.4, 0.3),
 }
-LEARN_EVERY = 4  # rounds
+LEARN_EVERY = 4  # rounds: one of so many is learned of
 PRIOR_COUNT = 7.0  # rounds learned of that this prior counts for
 EMA_DECAY = 0.96  # weight of a round against the next one that is learned of
 # Some of a gain would have come a round later by itself, and a first token that is right makes
@@ -50,19 +50,18 @@ WAITING_GAIN_SHARE = 0.05  # of all that, while the first block waits: it would 
 # Prior of the tokens that a round without branches brings. As long as no EOS is in view (open) the
 # answer is a long one, and those start slowly and get faster.
 PRIOR_TOKENS, PRIOR_TOKENS_OPEN = 1.8, 5.0
-EXPLORE_AFTER = 20  # such rounds without a branch, until one is tried: it may help by now
-
+EXPLORE_AFTER = 20  # rounds learned of without a branch, until one is tried: it may help by now
 
 _WAITING = np.array([[1.0], [WAITING_GAIN_SHARE]])  # of steps: branches, tokens
 
 
 class BranchBudget:
-    """Learns from every round of one sequence and offers the branches of the next."""
+    """Learns from rounds of one sequence and offers the branches of the next."""
 
     def __init__(self, accept: AcceptName) -> None:
         self.accept = accept
         self._steps = [_DecayedMean() for _ in AUTO_BRANCHES[1:]]  # gain of a choice over the last
-        self._unexplored = 0  # rounds since the last one with a branch
+        self._unexplored = 0  # rounds learned of since the last one with a branch
         self._gains = self._expected_gains()
         # Steps of the offer by the first gain's share and candidates, until more is learned
         self._offered: dict[tuple[int, int], FloatArray] = {}

@@ -16,6 +16,7 @@ from lopa.atomic_write import write_lines
 from lopa.errors import ConfigError
 from lopa.types import FloatArray
 
+USUAL_ROW = 64  # tokens of a row in the middle of an answer: two blocks of 32
 _END = 1 << 24  # tokens: no round is as large
 
 
@@ -30,7 +31,7 @@ class RoundCost:
 
     points: tuple[tuple[int, float], ...]  # (tokens, seconds), tokens rising
     per_session: float = 0.0
-    # Rounds are padded: up to so many tokens to a multiple of so many; the last holds behind it.
+    # Rounds are padded: up to so many tokens to a multiple of so many; no further than the last.
     padding: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from lopa.config import AUTO_BRANCHES, DecodeConfig
 from lopa.decoding.decoder import Decoder
-from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
+from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, USUAL_ROW, RoundCost
 from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
 from lopa.errors import CapacityError
@@ -28,7 +28,7 @@ from lopa.types import Round
 
 # Tokens of a row, branches and sessions: one block of 32 as an answer begins, two as in the middle
 # of one. The fewest tokens first.
-WINDOW, SESSIONS = 64, 8
+WINDOW, SESSIONS = USUAL_ROW, 8
 ROUND_SIZES = (
     (WINDOW // 2, 0, 1),
     *((WINDOW, branches, 1) for branches in AUTO_BRANCHES[:4]),
