@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from lopa.decoding.round_cost import RoundCost
-from lopa.serving.expected_rate import ROW, expected_rate
+from lopa.decoding.round_cost import USUAL_ROW, RoundCost
+from lopa.serving.expected_rate import expected_rate
 
 GPU = RoundCost(((64, 0.43e-3), (512, 0.56e-3), (4096, 1.31e-3)), 0.09e-3)
 
@@ -23,5 +23,5 @@ def test_a_faster_device_may_have_more_requests() -> None:
 
 def test_rows_that_cost_nothing_are_all_taken() -> None:
     flat = RoundCost(((1, 0.001),))
-    dear = RoundCost(((ROW, 0.001), (16 * ROW, 0.016)))
+    dear = RoundCost(((USUAL_ROW, 0.001), (16 * USUAL_ROW, 0.016)))
     assert expected_rate(flat, 0) > 2 * expected_rate(dear, 0)
