@@ -377,7 +377,7 @@ def _check_rounds(device: Any, attention: Any) -> dict[str, float]:
     while engine.busy:
         engine.step()
     ahead = [llm.generate(prompt, config).token_ids for prompt in prompts]
-    even = RoundCost(((1, 1e-4), (10_000, 1.0)), per_session=1e-5)
+    even = RoundCost(((1, 1e-4), (10_000, 1.0)), (1e-5,) * 5, in_halves=True)
     all_at_once, _ = _run_all(Scheduler(llm.runner), llm, prompts, config)
     in_halves, in_flight = _run_all(Scheduler(llm.runner, cost=even), llm, prompts, config)
     warm = LLM(

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lopa.studies import load, simulation, speed
+from lopa.studies import load, speed
 from markdown_sections import command, machine, table, widest
 
 FOLDER = Path(__file__).parent.parent / "docs" / "studies"
@@ -69,35 +69,25 @@ def _short(runs: dict[str, Run]) -> str:
 
 
 def _auto_speed(runs: dict[str, list[tuple[Path, Run]]]) -> str:
-    """`auto` against the best fixed number: simulated and measured."""
-    heads = ("", "accept", "task", "round cost of", "best fixed k", "its tokens/s", "auto's",
+    """`auto` against the best fixed number."""
+    heads = ("accept", "task", "round cost of", "best fixed k", "its tokens/s", "auto's",
              "auto / best", "accuracy, best → auto")  # fmt: skip
     rows = []
-    for _, run in runs[simulation.__name__.rpartition(".")[2]]:
-        for found in run["findings"]["costs"]:
-            best = found["best"]
-            both = found["settings"][best], found["settings"]["auto"]
-            ratio = _ratio(found["ratio"], found["interval"])
-            model, _, device = found["cost"].split(", ")
-            cost = f"{model}, {_device(device)}"
-            rows.append(_line("simulated", run, cost, best, both, ratio))
     for _, run in runs[speed.__name__.rpartition(".")[2]]:
         settings = run["findings"]["settings"]
         best = speed.best_fixed(run["findings"])
         ratio = _ratio(settings[best]["auto"], settings[best]["interval"])
         host = f"{run['host']['model']}, {_device(run['host']['device'])}"
         both = settings[best], settings["auto"]
-        rows.append(_line("measured", run, host, best, both, ratio))
+        rows.append(_line(run, host, best, both, ratio))
     return table(heads, rows)
 
 
-def _line(
-    kind: str, run: Run, cost: str, best: str, both: tuple[Run, Run], ratio: str
-) -> tuple[str, ...]:
+def _line(run: Run, cost: str, best: str, both: tuple[Run, Run], ratio: str) -> tuple[str, ...]:
     speeds = [f"{one['tokens_per_second']:.0f}" for one in both]
     right = " → ".join(f"{one['accuracy']:.0%}" for one in both)
     accept = run["settings"].get("accept", "score")
-    return kind, accept, run["task"], cost, best, *speeds, ratio, right
+    return accept, run["task"], cost, best, *speeds, ratio, right
 
 
 def _load(runs: Sequence[Run]) -> str:

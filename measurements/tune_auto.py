@@ -23,7 +23,7 @@ from lopa.decoding import branch_budget, row_budget
 from lopa.decoding.round_cost import RoundCost
 from lopa.evaluation import evaluate
 from lopa.evaluation.sample import SampleFile
-from lopa.studies import load, simulation
+from lopa.studies import load, recorded_cost
 from lopa.studies.study import Setting, Study
 from markdown_sections import table
 
@@ -63,7 +63,7 @@ def main() -> None:
         study = Study(llm, problems, settings, options.seed, file, options.batch_size)
         decoded = study.decode(fixed)
         config = study.config(branches="auto")
-        for name, given in simulation.read_costs(options.cost).items():
+        for name, given in recorded_cost.read_costs(options.cost).items():
             cost = RoundCost.of(given)
             for at_once in map(int, options.at_once.split(",")):
                 best = max(_speed(load.replay(decoded[s.name], cost, at_once)) for s in fixed)

@@ -12,6 +12,7 @@ from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
 from lopa.errors import ConfigError
 
 POINTS = ((32, 0.010), (64, 0.011), (512, 0.030))
+HOST = (0.002, 0.003, 0.004, 0.004, 0.005)  # with 0, 1, 3, 7, 15 branches
 
 
 def test_between_and_beyond_its_points() -> None:
@@ -28,12 +29,31 @@ def test_what_makes_no_sense_is_refused(wrong: tuple[tuple[int, float], ...]) ->
         RoundCost(wrong)
 
 
-def test_sessions_beyond_the_first_cost_the_host() -> None:
-    cost = RoundCost(POINTS, per_session=0.002)
-    assert cost(64, sessions=5) == pytest.approx(0.011 + 4 * 0.002)
-    assert cost.of_rounds(np.array([64.0]), 5)[0] == pytest.approx(0.011 + 4 * 0.002)
+def test_sessions_cost_the_host_by_their_branches() -> None:
+    cost = RoundCost(POINTS, HOST)
+    assert cost(64, (0, 1, 3, 7, 15)) == pytest.approx(0.011 + sum(HOST))
+    assert cost(64, (2,)) == pytest.approx(0.011 + 0.0035)  # between one and three
+    assert cost(64, (40,)) == pytest.approx(0.011 + HOST[-1])
+    assert cost.of_rounds(np.array([64.0]), 0.5, 5)[0] == pytest.approx(0.511)
     with pytest.raises(ConfigError, match="at least 0"):
-        RoundCost(POINTS, per_session=-1.0)
+        RoundCost(POINTS, (*HOST[:4], -1.0))
+    with pytest.raises(ConfigError, match="a number for each"):
+        RoundCost(POINTS, HOST[:2])
+
+
+def test_records_count_where_they_take_longer_than_the_device() -> None:
+    cost = RoundCost(POINTS, HOST, records=0.002)
+    assert cost(64, [0] * 5) == pytest.approx(0.011 + 5 * HOST[0])
+    assert cost(64, [0] * 10) == pytest.approx(10 * 0.002 + 10 * HOST[0])
+
+
+def test_in_halves_the_host_and_the_device_work_at_once() -> None:
+    cost = RoundCost(((1, 0.001), (1001, 0.101)), (0.001,) * 5, records=0.001, in_halves=True)
+    whole, twice = 0.051 + 20 * 0.001, 2 * 0.026
+    assert cost(501, [0] * 20) == pytest.approx(twice, rel=0.01)
+    assert twice < whole
+    assert cost(501, [0] * 30) == pytest.approx(0.051 + 30 * 0.001)  # the host takes longer
+    assert cost(501, (0,)) == pytest.approx(0.052)  # one cannot be halved
 
 
 def test_a_padded_round_costs_what_its_padded_size_does() -> None:
@@ -43,12 +63,12 @@ def test_a_padded_round_costs_what_its_padded_size_does() -> None:
         step = 32 if tokens <= 256 else 64 if tokens <= 1024 else 256
         size = -(-tokens // step) * step
         here, there = np.array([float(tokens)]), np.array([float(size)])
-        assert padded.of_rounds(here, 1) == pytest.approx(plain.of_rounds(there, 1))
+        assert padded.of_rounds(here, 0.0, 1) == pytest.approx(plain.of_rounds(there, 0.0, 1))
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "costs" / "cost.json"
-    cost = RoundCost(POINTS, 0.001, ((256, 32),))
+    cost = RoundCost(POINTS, HOST, 0.001, ((256, 32),), in_halves=True)
     cost.write(path, model="tiny", device="some GPU")
     assert RoundCost.read(path) == cost
     assert json.loads(path.read_text())["device"] == "some GPU"

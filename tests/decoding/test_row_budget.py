@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lopa.config import AUTO_BRANCHES
 from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME as ONE
 from lopa.decoding.round_cost import RoundCost
 from lopa.decoding.row_budget import NO_OTHERS, Offer, Pace, Rest, allocate, concave_steps
@@ -34,13 +35,13 @@ def rate(
 ) -> float:
     """Tokens per second of a round with so many branches each, the plain way."""
     tokens = rest.tokens + sum(o.usual for o in offers)
-    forwarded = rest.forwarded
+    forwarded, host = rest.forwarded, rest.host
     for o, of, count in zip(offers, gains, counts, strict=True):
         tokens += (0.0, *of)[CHOICES.index(count)]
         forwarded += o.row_length * (count + 1)
-    return tokens / float(
-        cost.of_rounds(np.array([float(forwarded)]), len(offers) + rest.sessions)[0]
-    )
+        host += dict(zip(AUTO_BRANCHES, cost.host, strict=False)).get(count, 0.0)
+    seconds = cost.of_rounds(np.array([float(forwarded)]), host, len(offers) + rest.sessions)
+    return tokens / float(seconds[0])
 
 
 _gain = st.floats(0.05, 3.0)
@@ -53,27 +54,40 @@ _falling = st.lists(_gain, min_size=3, max_size=3).map(lambda g: sorted(g, rever
     st.sampled_from([32, 64]),
     st.floats(0.0, 0.02),
     st.integers(0, 3),
+    st.one_of(st.just(()), st.lists(st.floats(0.0, 0.5), min_size=5, max_size=5)),
 )
 def test_no_other_numbers_bring_more_per_second(
-    falling: list[list[float]], length: int, slope: float, others: int
+    falling: list[list[float]], length: int, slope: float, others: int, host: Sequence[float]
 ) -> None:
     """Gains per branch fall, rows are of one length and the cost is a line: then it is the best.
 
-    Where nothing is known of earlier rounds, the rate to beat is the best one of this round.
+    The host's part may grow with branches in any way. Where nothing is known of earlier rounds,
+    the rate to beat is the best one of this round.
     """
     gains = [
         list(itertools.accumulate(g * n for g, n in zip(one, (1, 2, 4), strict=True)))
         for one in falling
     ]
     offers = [offer(one, length) for one in gains]
-    cost = RoundCost(((1, 1.0 + slope), (10_000, 1.0 + 10_000 * slope)))
-    rest = Rest(others, others * 64, others * 3.0)
+    line = ((1, 1.0 + slope), (10_000, 1.0 + 10_000 * slope))
+    cost = RoundCost(line, tuple(sorted(host)))
+    rest = Rest(others, others * 64, others * 3.0, others * 0.1)
     chosen = allocate(offers, cost, Pace(), rest)
     best = max(
         rate(offers, gains, counts, cost, rest)
         for counts in itertools.product(CHOICES, repeat=len(offers))
     )
     assert rate(offers, gains, chosen, cost, rest) == pytest.approx(best)
+
+
+def test_where_the_host_is_the_longer_part_branches_count_there() -> None:
+    """Rows that the device has for nothing cost the host of every session."""
+    flat = ((64, 1.0), (100_000, 1.001))
+    offers = [offer((0.5, 1.0, 1.5)) for _ in range(16)]
+    assert allocate(offers, RoundCost(flat, (0.05,) * 5), Pace()) == [7] * 16
+    dear = RoundCost(flat, (0.05, 0.3, 0.35, 0.4, 0.4))
+    assert allocate(offers, dear, Pace()) == [0] * 16
+    assert allocate(offers[:1], dear, Pace()) == [7]
 
 
 @pytest.mark.parametrize("count", [1, 2, 8, 32])

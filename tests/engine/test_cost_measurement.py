@@ -35,7 +35,10 @@ def test_measured_once_and_recorded(llm: LLM) -> None:
     assert 3 <= len(tokens) < len(cost_measurement.ROUND_SIZES)
     sizes = {w * (branches + 1) * n for w, branches, n in cost_measurement.ROUND_SIZES}
     assert tokens == sorted(sizes)[: len(tokens)]
-    assert cost.per_session >= 0
+    assert len(cost.host) == len(AUTO_BRANCHES)
+    assert cost.host == tuple(sorted(cost.host))
+    assert cost.records == 0.0  # nothing works while they are made
+    assert not cost.in_halves
     seconds = [s for _, s in cost.points]
     assert seconds == sorted(seconds)
     settings = llm.generate("hello", AUTO).trace.settings

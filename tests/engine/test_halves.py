@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from lopa.engine.session import Session
 from lopa.runner.backend_torch import PendingStats, TorchBackend
 from lopa.runner.paged import PagedRunner
 
-EVEN = RoundCost(((1, 0.001), (1000, 1.0)), per_session=0.0005)  # two halves cost what all do
-FLAT = RoundCost(((1, 1.0), (1000, 1.1)), per_session=0.01)  # a second forward costs too much
-HOST_BOUND = RoundCost(((1, 0.001), (1000, 0.0011)), per_session=0.01)
+# Two halves cost what all do; a second forward costs too much; the host takes longer.
+EVEN = RoundCost(((1, 0.0005), (1000, 0.9995)), (0.0005,) * 5, in_halves=True)
+FLAT = RoundCost(((1, 0.99), (1000, 1.09)), (0.01,) * 5, in_halves=True)
+HOST_BOUND = RoundCost(((1, 0.001), (1000, 0.0011)), (0.01,) * 5, in_halves=True)
 
 
 class TwoLanes(TorchBackend):
@@ -157,12 +159,16 @@ def test_they_go_in_halves_where_that_takes_less_time(llm: LLM) -> None:
 
 def test_halves_pay_where_the_host_costs_more_than_a_second_forward() -> None:
     """A forward takes 4 ms and 20 µs a token."""
-    cost = RoundCost(((1, 0.00402), (10_001, 0.20402)), per_session=0.0005)
-    assert not cost.halves_pay(64, 4)  # 2 ms of the host, 4 of a second forward
-    assert not cost.halves_pay(512, 6)
-    assert cost.halves_pay(512, 8)
-    assert cost.halves_pay(2048, 32)
-    assert not cost.halves_pay(512, 40)  # the device never waits for long
+    host = (0.0005, 0.001, 0.001, 0.001, 0.001)
+    cost = RoundCost(((1, 0.00402), (10_001, 0.20402)), host, in_halves=True)
+    assert not cost.halves_pay(64, 0, 4)  # 2 ms of the host, 4 of a second forward
+    assert not cost.halves_pay(512, 0, 6)
+    assert cost.halves_pay(512, 1, 6)  # branches cost the host
+    assert cost.halves_pay(512, 0, 9)
+    assert cost.halves_pay(2048, 0, 32)
+    assert not cost.halves_pay(512, 0, 40)  # the device never waits for long
+    assert not replace(cost, in_halves=False).halves_pay(512, 0, 9)
+    assert not replace(cost, records=0.002).halves_pay(512, 0, 9)
 
 
 def test_one_that_is_left_goes_on_alone(llm: LLM) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
 from lopa.engine import cost_measurement, kept_cost
 from lopa.models.files import BUILT_IN
 
-COST = RoundCost(((32, 0.010), (64, 0.012)), 0.001, ((512, 8),))
+COST = RoundCost(((32, 0.010), (64, 0.012)), (0.001,) * 5, 0.002, ((512, 8),))
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[RoundCost]
 
     def measure(*_: object) -> RoundCost:
         points = tuple((t, s * 2 ** len(found)) for t, s in COST.points)
-        found.append(RoundCost(points, COST.per_session, COST.padding))
+        found.append(replace(COST, points=points))
         return found[-1]
 
     monkeypatch.setattr(cost_measurement, "measure", measure)

@@ -133,7 +133,7 @@ def test_two_halves_in_turn(attention: str) -> None:
         attention=attention,
         early_stop=False,
     )  # type: ignore[arg-type]
-    even = RoundCost(((1, 1e-4), (10_000, 1.0)), per_session=1e-5)
+    even = RoundCost(((1, 1e-4), (10_000, 1.0)), (1e-5,) * 5, in_halves=True)
     prompts = [[5, 6, 7], [9] * 13, [5, 6, 7], [8, 3] * 4, [4]]
     backend = compare(load("dream_0"), prompts, config, TwoLanes, even)
     assert isinstance(backend, TwoLanes)

@@ -32,7 +32,7 @@ class Server:
     """`lopa serve` with these arguments. A context: on the way out nothing is left running."""
 
     def __init__(
-        self, *arguments: str, wait: bool = True, patience: float = 30, **environment: str
+        self, *arguments: str, wait: bool = True, patience: float = 90, **environment: str
     ) -> None:
         command = [sys.executable, "-m", "lopa", "serve", "--port", "0", "--log-format", "json"]
         self.process = subprocess.Popen(
@@ -73,7 +73,7 @@ class Server:
     def ready(self) -> bool:
         return self.http.get("/health").status_code == 200
 
-    def wait_ready(self, seconds: float = 60) -> None:
+    def wait_ready(self, seconds: float = 180) -> None:
         until(lambda: self.ready, seconds, self)
 
     def post(self, path: str, **body: Any) -> httpx.Response:

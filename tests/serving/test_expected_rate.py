@@ -7,7 +7,7 @@ import itertools
 from lopa.decoding.round_cost import USUAL_ROW, RoundCost
 from lopa.serving.expected_rate import expected_rate
 
-GPU = RoundCost(((64, 0.43e-3), (512, 0.56e-3), (4096, 1.31e-3)), 0.09e-3)
+GPU = RoundCost(((64, 0.43e-3), (512, 0.56e-3), (4096, 1.31e-3)), (0.09e-3,) * 5)
 
 
 def test_the_more_others_the_slower() -> None:
@@ -16,7 +16,8 @@ def test_the_more_others_the_slower() -> None:
 
 
 def test_a_faster_device_may_have_more_requests() -> None:
-    slow = RoundCost(tuple((t, 4 * s) for t, s in GPU.points), 4 * GPU.per_session)
+    points = tuple((t, 4 * s) for t, s in GPU.points)
+    slow = RoundCost(points, tuple(4 * s for s in GPU.host))
     assert expected_rate(GPU, 0) > expected_rate(slow, 0)
     assert expected_rate(GPU, 2) > expected_rate(slow, 0) > expected_rate(GPU, 200)
 

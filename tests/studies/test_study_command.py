@@ -44,8 +44,7 @@ def test_study(
 ) -> None:
     monkeypatch.setattr(order, "ORDERS", 3)
     monkeypatch.setattr(auto, "THRESHOLDS", (0.5, 0.4))
-    more = costs(tmp_path) if name == "simulation" else []
-    more += ["--at-once", "1,2"] if name == "load" else []
+    more = ["--at-once", "1,2"] if name == "load" else []
     found = study(name, tmp_path, capsys, *more)
     assert import_module(f"lopa.studies.{name}").reading(found["findings"])
     assert found == json.loads((tmp_path / f"{name}.json").read_text())
@@ -71,11 +70,6 @@ def test_study(
         assert findings["guard"] in (0.0, *calibration.FLOORS)
     elif name == "auto":
         assert {c["shared"]["decoding"] for c in findings["curves"]} == set(auto.ARMS)
-    elif name == "simulation":
-        flat, steep = findings["costs"]
-        assert flat["best"] != "0"
-        assert steep["best"] == "0"
-        assert flat["settings"]["auto"]["branches"] > 1 > steep["settings"]["auto"]["branches"]
     elif name == "speed":
         assert findings["settings"]["auto"]["interval"] == [1.0, 1.0]
     elif name == "load":
@@ -150,14 +144,18 @@ def _described(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> s
     return command
 
 
-def test_simulation_goes_on_and_can_be_reported(
+def test_a_simulated_load_goes_on_and_can_be_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = costs(tmp_path)
-    whole = study("simulation", tmp_path, capsys, *given)
-    assert study("simulation", tmp_path, capsys, *given) == whole
-    assert main(["study", "simulation", "--out", str(tmp_path), "--report"]) == 0
-    again = json.loads((tmp_path / "simulation.json").read_text())
+    given = [*costs(tmp_path), "--at-once", "1"]
+    whole = study("load", tmp_path, capsys, *given)
+    flat, steep = whole["findings"]["loads"]
+    assert flat["best"] != "0"
+    assert steep["best"] == "0"
+    assert flat["settings"]["auto"]["branches"] > 1 > steep["settings"]["auto"]["branches"]
+    assert study("load", tmp_path, capsys, *given) == whole
+    assert main(["study", "load", "--out", str(tmp_path), "--report"]) == 0
+    again = json.loads((tmp_path / "load.json").read_text())
     assert again["findings"] == whole["findings"]
     capsys.readouterr()
 
@@ -165,14 +163,13 @@ def test_simulation_goes_on_and_can_be_reported(
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("simulation", [], "what does a round cost? Give --cost FILE"),
-        ("simulation", ["--cost", "nowhere.json"], "cannot read nowhere.json"),
+        ("load", ["--cost", "nowhere.json"], "cannot read nowhere.json"),
         (
-            "simulation",
+            "load",
             ["--cost", "{folder}/bad.json"],
             "bad.json is no round cost, and no file of",
         ),
-        ("simulation", ["--cost", "{folder}/free.json"], "tokens rising, above 0"),
+        ("load", ["--cost", "{folder}/free.json"], "tokens rising, above 0"),
         ("speed", ["--cost", "x.json"], "leave --cost out"),
     ],
 )

@@ -26,6 +26,7 @@ from lopa.cli.options import (
     with_parallel,
 )
 from lopa.cli.terminal import print_table, progress_bar, status
+from lopa.config import AUTO_BRANCHES
 from lopa.distributed.launch import PARENT, launch_info, run_ranks
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def bench_cost(
 ) -> None:
     """Measure what rounds cost, which `--branches auto` goes by; `--round-cost FILE` gives it.
 
-    Points are (tokens of a round, ms) of one session; every further session adds the host's part.
+    Points are (tokens of a round, ms); every session adds the host's part, by its branches.
     It is also kept in the cache folder, in place of what was measured before.
     """
     if out is not None:
@@ -139,7 +140,10 @@ def bench_cost(
         return
     print(f"{environment_line(llm)}")
     print_table(("tokens", "ms"), [(str(t), f"{1e3 * s:.2f}") for t, s in cost.points])
-    print(f"each further session adds {1e3 * cost.per_session:.2f} ms")
+    each = (f"{1e3 * seconds:.2f}" for seconds in (*cost.host, cost.records))
+    heads = (*(f"k = {k}" for k in AUTO_BRANCHES), "records")
+    print("\nof a session on the host, ms:")
+    print_table(heads, [tuple(each)])
 
 
 @bench.command("decode")

@@ -334,10 +334,10 @@ def verdict(outputs: Sequence[Output], here: RoundCost | None, *, is_built_in: b
 def _eight_rows(cost: RoundCost) -> float:
     from lopa.decoding.round_cost import USUAL_ROW
 
-    return cost(8 * USUAL_ROW) / cost(USUAL_ROW)
+    return cost(8 * USUAL_ROW, (7,)) / cost(USUAL_ROW)
 
 
 def _seconds_at(output: Output, cost: RoundCost) -> float:
     """What the rounds of an output would take where they cost so much."""
     rows = [[branch.end - r.start for branch in r.branches] for r in output.trace.rounds]
-    return sum(cost(sum(lengths)) for lengths in rows)
+    return sum(cost(sum(lengths), (len(lengths) - 1,)) for lengths in rows)

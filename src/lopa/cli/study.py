@@ -40,7 +40,6 @@ STUDIES = (
     "order",
     "calibration",
     "auto",
-    "simulation",
     "speed",
     "load",
     "overhead",
@@ -76,7 +75,7 @@ def study(
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="For simulation and load: a round cost, or output of study speed or bench round; "
+            help="For load, to simulate it: a round cost, or output of study speed or bench round; "
             "may be repeated.",
         ),
     ] = None,
@@ -105,12 +104,12 @@ def study(
         raise ConfigError("the studies are about lookahead: use the lopa decoder with branches")
     asked = problems(task, split, limit, seed)
     costs: dict[str, Any] = {}
-    if name == "simulation" or (name == "load" and cost):
-        from lopa.studies.simulation import read_costs
+    if cost:
+        if name != "load":
+            raise ConfigError("costs are for the study load: leave --cost out")
+        from lopa.studies.recorded_cost import read_costs
 
-        costs = {"costs": read_costs(cost or [])}
-    elif cost:
-        raise ConfigError("costs are for the studies simulation and load: leave --cost out")
+        costs = {"costs": read_costs(cost)}
     loads = numbers("--at-once", at_once, 1) if at_once else ()
     if loads and name != "load":
         raise ConfigError("requests at once are for the study load: leave --at-once out")

@@ -266,7 +266,8 @@ class Decoder:
         if self.budget is not None:
             self.budget.observe(outcome)
             start = max(outcome.plan.start, self.prompt)  # what is cached of a prompt is no matter
-            self.pace.add(self.brought, self.cost(int((outcome.plan.row_ends - start).sum())))
+            tokens = int((outcome.plan.row_ends - start).sum())
+            self.pace.add(self.brought, self.cost(tokens, (len(outcome.drafts),)))
         offer = outcome.offer
         self.expected_gain = 0.0 if offer is None else offer.gain_of(len(outcome.drafts))
         self.policy.observe(outcome)

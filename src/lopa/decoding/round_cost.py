@@ -13,26 +13,33 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lopa.atomic_write import write_lines
+from lopa.config import AUTO_BRANCHES
 from lopa.errors import ConfigError
-from lopa.types import FloatArray
+from lopa.types import FloatArray, IntArray
 
 USUAL_ROW = 64  # tokens of a row in the middle of an answer: two blocks of 32
 _END = 1 << 24  # tokens: no round is as large
+_NO_HOST = (0.0,) * len(AUTO_BRANCHES)
 
 
 @dataclass(frozen=True)
 class RoundCost:
-    """Seconds by the tokens that a round forwards: straight lines between measured points.
+    """What a round takes: the device's part by tokens, the host's part by sessions and branches.
 
-    Before the first point it is flat, behind the last one the last line goes on. The points are
-    of a round of one session, the host's part included; each further session adds `per_session`,
-    the host's part of a session, in which the device waits.
+    The device's part is straight lines between measured points: before the first it is flat, behind
+    the last one the last line goes on. It has what every round costs the host, too. A session costs
+    the host the more the more branches it has. Its records are made while the device works: they
+    count where they take longer than that.
     """
 
     points: tuple[tuple[int, float], ...]  # (tokens, seconds), tokens rising
-    per_session: float = 0.0
+    # Host's part of a session by its branches, as AUTO_BRANCHES counts them; none: it costs nothing
+    host: tuple[float, ...] = ()
+    records: float = 0.0  # of a session, while the device works
     # Rounds are padded: up to so many tokens to a multiple of so many; no further than the last.
     padding: tuple[tuple[int, int], ...] = ()
+    # Sessions may go in two halves, one on the host while the other is on the device.
+    in_halves: bool = False
 
     def __post_init__(self) -> None:
         tokens = [t for t, _ in self.points]
@@ -43,26 +50,58 @@ class RoundCost:
             or not all(0 < s < float("inf") for _, s in self.points)
         ):
             raise ConfigError("a round's cost is (tokens, seconds) points: tokens rising, above 0")
-        if not 0 <= self.per_session < float("inf"):
-            raise ConfigError(f"a session's cost is at least 0: got {self.per_session}")
+        if len(self.host) not in (0, len(AUTO_BRANCHES)):
+            raise ConfigError(
+                f"the host's part of a session has a number for each of {AUTO_BRANCHES} branches: "
+                f"got {len(self.host)}"
+            )
+        for seconds in (*self.host, self.records):
+            if not 0 <= seconds < float("inf"):
+                raise ConfigError(f"a session's cost is at least 0: got {seconds}")
 
-    def __call__(self, tokens: int, sessions: int = 1) -> float:
-        return float(self.of_rounds(np.array([float(tokens)]), sessions)[0])
+    def __call__(self, tokens: int, branches: Sequence[int] = (0,)) -> float:
+        """branches: of each session of the round."""
+        host = float(self.host_of(np.array(branches)).sum())
+        return float(self.of_rounds(np.array([float(tokens)]), host, len(branches))[0])
 
-    def of_rounds(self, tokens: FloatArray, sessions: int) -> FloatArray:
-        """Of rounds of so many tokens each."""
-        found: FloatArray = np.interp(tokens, *self._line)
-        return found + (sessions - 1) * self.per_session
+    def host_of(self, branches: IntArray | FloatArray) -> FloatArray:
+        """The host's part of sessions with so many branches."""
+        found: FloatArray = np.interp(branches, AUTO_BRANCHES, self.host or _NO_HOST)
+        return found
 
-    def halves_pay(self, tokens: int, sessions: int) -> bool:
-        """Whether two rounds of half the sessions take less time than one of all, if the host has
-        one half while the device has the other.
+    def of_rounds(self, tokens: FloatArray, host: FloatArray | float, sessions: int) -> FloatArray:
+        """Of rounds of so many tokens, in which the sessions cost the host so much."""
+        whole, halves = self._ways(tokens, host, sessions)
+        return whole if halves is None else np.minimum(whole, halves)
 
-        Where the host takes longer than the device it never waits for it, and nothing is saved.
+    def halves_pay(self, tokens: int, branches: float, sessions: int) -> bool:
+        """Whether two rounds of half the sessions take less time than one of all.
+
+        branches: of a session.
         """
-        host = sessions * self.per_session
-        whole, half = (self(n) - self.per_session for n in (tokens, -(-tokens // 2)))  # device
-        return host < whole and max(2 * half, half + host / 2) < whole + host
+        host = sessions * self.host_of(np.array([branches]))
+        whole, halves = self._ways(np.array([float(tokens)]), host, sessions)
+        return halves is not None and bool(halves[0] < whole[0])
+
+    def _ways(
+        self, tokens: FloatArray, host: FloatArray | float, sessions: int
+    ) -> tuple[FloatArray, FloatArray | None]:
+        """Seconds of a round of all sessions, and of two rounds of half of them each.
+
+        In halves, the host has one while the device has the other. Where the host takes longer
+        than the device it never waits for it, and nothing is saved.
+        """
+        device, records = self._device(tokens), sessions * self.records
+        whole: FloatArray = np.maximum(device, records) + host
+        if not self.in_halves or sessions < 2:
+            return whole, None
+        on_host = records + host
+        twice = np.maximum(2 * self._device(np.ceil(tokens / 2)), on_host)
+        return whole, np.where(on_host < device, twice, np.inf)
+
+    def _device(self, tokens: FloatArray) -> FloatArray:
+        found: FloatArray = np.interp(tokens, *self._line)
+        return found
 
     @cached_property
     def _line(self) -> _Line:
@@ -86,8 +125,10 @@ class RoundCost:
         """What makes it again; JSON."""
         return {
             "points": [list(point) for point in self.points],
-            "per_session": self.per_session,
+            "host": list(self.host),
+            "records": self.records,
             "padding": [list(step) for step in self.padding],
+            "in_halves": self.in_halves,
         }
 
     @classmethod
@@ -98,13 +139,15 @@ class RoundCost:
         try:
             raw: Mapping[str, Any] = given if isinstance(given, Mapping) else {"points": given}
             points = tuple((int(t), float(s)) for t, s in raw["points"])
-            per_session = float(raw.get("per_session", 0.0))
+            host = tuple(float(seconds) for seconds in raw.get("host", ()))
+            records = float(raw.get("records", 0.0))
             padding = tuple((int(upto), int(step)) for upto, step in raw.get("padding", ()))
+            in_halves = bool(raw.get("in_halves", False))
         except (KeyError, TypeError, ValueError):
             raise ConfigError(
                 "a round's cost is a list of (tokens, seconds) points, or an object with `points`"
             ) from None
-        return cls(points, per_session, padding)
+        return cls(points, host, records, padding, in_halves)
 
     @classmethod
     def read(cls, path: Path) -> RoundCost:

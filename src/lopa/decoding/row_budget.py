@@ -1,10 +1,10 @@
 """The row budget: how many branches each session of a round may have, all of them weighed together.
 
-A round of all sessions is one forward, and what it costs depends on the tokens of all rows. Every
-session offers what more and more branches are expected to bring. The steps of all sessions are
-ranked by their gain per token. They are taken as far as they gain more than the same time brings at
-the pace of the rounds so far: going by the round's own rate would spend too much where it brings
-little anyway. The anchors are always forwarded.
+A round of all sessions is one forward, and what it costs depends on the tokens of all rows, and on
+what their branches cost the host. Every session offers what more and more branches are expected to
+bring. The steps of all sessions are ranked by their gain per second. They are taken as far as they
+gain more than the same time brings at the pace of the rounds so far: going by the round's own rate
+would spend too much where it brings little anyway. The anchors are always forwarded.
 
 Pure: the same offers and cost give the same numbers on every rank.
 """
@@ -18,11 +18,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lopa.config import AUTO_BRANCHES
 from lopa.decoding.round_cost import RoundCost
-from lopa.types import FloatArray
+from lopa.types import FloatArray, IntArray
 
 PRIOR_ROUNDS = 3.0  # that what sessions usually bring counts for beside what they have brought
 PACE_DECAY = 0.95  # weight of a round against the one after it
+_LEAST_SLOPE = 1e-15  # seconds a token: rows that cost nothing are no division by 0
+_NONE = np.zeros(1)
 
 
 class Offer(NamedTuple):
@@ -47,6 +50,7 @@ class Rest(NamedTuple):
     sessions: int = 0
     forwarded: int = 0  # tokens of all their rows
     tokens: float = 0.0  # that a round of them brings
+    host: float = 0.0  # seconds, their part of a round
 
 
 @dataclass(slots=True)
@@ -72,26 +76,58 @@ def allocate(
 ) -> list[int]:
     """The number of branches of each offer. The device may wait meanwhile: no call too many."""
     branches, gains = np.concatenate([offer.steps for offer in offers], axis=1)
-    per_offer = [offer.steps.shape[1] for offer in offers]
-    lengths = np.repeat([offer.row_length for offer in offers], per_offer)
-    tokens = branches * lengths
+    count, per_offer = len(offers), [offer.steps.shape[1] for offer in offers]
+    owner = np.repeat(np.arange(count), per_offer)
+    lengths = np.array([offer.row_length for offer in offers])
+    tokens = branches * lengths[owner]
+    anchors = rest.forwarded + int(lengths.sum())
+    host = _host_steps(branches, owner, cost)
+    fewest, most = cost.of_rounds(np.array([anchors, anchors + tokens.sum()]), 0.0, 1).tolist()
+    slope = max((most - fewest) / max(1.0, float(tokens.sum())), _LEAST_SLOPE)
+    worth = _worth(gains, tokens * slope + host, owner) if cost.host else gains / tokens
     # Stable: a session's own steps stay in their order, and of equals the first session goes first.
-    order = np.argsort(-gains / tokens, kind="stable")
+    order = np.argsort(-worth, kind="stable")
     # With none of the steps, with the first, with the first two, …
-    forwarded, gained = np.zeros((2, len(order) + 1))
-    np.cumsum(tokens[order], out=forwarded[1:])
-    np.cumsum(gains[order], out=gained[1:])
-    forwarded += rest.forwarded + sum(offer.row_length for offer in offers)
-    seconds = cost.of_rounds(forwarded, len(offers) + rest.sessions)
+    forwarded, gained, on_host = np.zeros((3, len(order) + 1))
+    for sums, of in ((forwarded, tokens), (gained, gains), (on_host, host)):
+        np.cumsum(of[order], out=sums[1:])
+    on_host += rest.host + count * float(cost.host_of(_NONE)[0])
+    seconds = cost.of_rounds(forwarded + anchors, on_host, count + rest.sessions)
     # What such sessions usually bring, in rounds of the best size for that
     expected = gained + (rest.tokens + sum(offer.usual for offer in offers))
     likely = int((expected / seconds).argmax())
     brought = pace.tokens + PRIOR_ROUNDS * float(expected[likely])
     rate = brought / (pace.seconds + PRIOR_ROUNDS * float(seconds[likely]))
     taken = order[: (gained - rate * seconds).argmax()]  # of equals the fewest
-    owner = np.repeat(np.arange(len(offers)), per_offer)
-    chosen = np.bincount(owner[taken], branches[taken], len(offers)).tolist()
+    chosen = np.bincount(owner[taken], branches[taken], count).tolist()
     return [max(int(k), offer.least) for k, offer in zip(chosen, offers, strict=True)]
+
+
+def _host_steps(branches: FloatArray, owner: IntArray, cost: RoundCost) -> FloatArray:
+    """Seconds that each step costs the host beside the steps before it."""
+    if not cost.host:
+        return np.zeros(len(branches))
+    upto = np.cumsum(branches)
+    after = upto - (upto - branches)[np.searchsorted(owner, owner)]  # by this session
+    return cost.host_of(after) - cost.host_of(after - branches)
+
+
+def _worth(gains: FloatArray, seconds: FloatArray, owner: IntArray) -> FloatArray:
+    """Tokens per second of each step, never rising within a session.
+
+    The first branch may cost the host more than those behind it: a step is worth what it brings
+    together with the steps behind it, where that is more.
+    """
+    worth = gains / seconds
+    gained, spent = gains, seconds
+    for more in range(1, len(AUTO_BRANCHES) - 1):
+        gained, spent = gained[:-1] + gains[more:], spent[:-1] + seconds[more:]
+        here = worth[:-more]
+        np.maximum(here, gained / spent, out=here, where=owner[:-more] == owner[more:])
+    same = owner[1:] == owner[:-1]
+    for _ in AUTO_BRANCHES[2:]:
+        worth[1:] = np.where(same, np.minimum(worth[1:], worth[:-1]), worth[1:])
+    return worth
 
 
 def concave_steps(choices: Sequence[int], gains: Sequence[float]) -> FloatArray:

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
+
 from lopa.config import AUTO_BRANCHES, DecodeConfig
 from lopa.decoding.decoder import Decoder
 from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, USUAL_ROW, RoundCost
@@ -69,6 +71,7 @@ def measure(
         for one in timed:
             one.seconds.clear()  # those were to get ready
             one.host_seconds.clear()
+            one.record_seconds.clear()
         began = time.perf_counter()
         for turn in range(MOST_TURNS):
             if turn >= LEAST_TURNS and agree(time.perf_counter() - began) > ENOUGH:
@@ -80,29 +83,40 @@ def measure(
             one.engine.close()
     if not timed:
         return EVERY_ROUND_THE_SAME
-    return _cost(timed, agree, runner.padding)
+    return _cost(timed, agree, runner)
 
 
-def _cost(
-    timed: list[_Timed], agree: Callable[[float], float], padding: tuple[tuple[int, int], ...]
-) -> RoundCost:
+def _cost(timed: list[_Timed], agree: Callable[[float], float], runner: Runner) -> RoundCost:
     # The median: the fastest of each may be of different moments of a machine whose speed varies.
-    seconds = [agree(statistics.median(one.seconds)) for one in timed]
-    host = [agree(statistics.median(one.host_seconds)) for one in timed]
-    points = {one.tokens: s for one, s in zip(timed, seconds, strict=True) if one.sessions == 1}
-    alone, largest, per_session = RoundCost(tuple(sorted(points.items()))), max(points), 0.0
-    for one, whole, on_host in zip(timed, seconds, host, strict=True):
-        if one.sessions == 1:
-            continue
-        if not per_session:
-            # Records and text are left to when the device works; with many they take longer.
-            beside = (whole - alone(one.tokens)) / (one.sessions - 1)
-            per_session = max(on_host / one.sessions, beside)
-        if one.tokens > largest:
-            points[one.tokens] = whole - (one.sessions - 1) * per_session
+    medians = [
+        tuple(agree(statistics.median(of)) for of in (o.seconds, o.host_seconds, o.record_seconds))
+        for o in timed
+    ]
+    several = next((m for o, m in zip(timed, medians, strict=True) if o.sessions > 1), None)
+    alone = {o.branches: m for o, m in zip(timed, medians, strict=True) if o.sessions == 1}
+    _, first, record = alone[0]  # the last one without branches: of the full window
+    # What a further session adds; with one alone some of it is what every round costs.
+    own = 0.0 if several is None else max(0.0, (several[1] - first) / (SESSIONS - 1))
+    records = record if several is None else several[2] / SESSIONS
+    if not runner.is_async:  # nothing works meanwhile
+        own, records = own + records, 0.0
+    known = sorted(alone)
+    more = itertools.accumulate((max(0.0, alone[k][1] - first) for k in known), max)
+    host = np.interp(AUTO_BRANCHES, known, [own + extra for extra in more])
+    points: dict[int, float] = {}
+    for one, (whole, *_) in zip(timed, medians, strict=True):
+        if one.sessions == 1 or one.tokens > max(points):
+            on_host = one.sessions * float(np.interp(one.branches, AUTO_BRANCHES, host))
+            points[one.tokens] = max(whole - on_host, whole / 100)
     # More tokens never cost less.
     rising = itertools.accumulate((points[tokens] for tokens in sorted(points)), max)
-    return RoundCost(tuple(zip(sorted(points), rising, strict=True)), per_session, padding)
+    return RoundCost(
+        tuple(zip(sorted(points), rising, strict=True)),
+        tuple(host.tolist()),
+        records,
+        runner.padding,
+        in_halves=runner.is_async and runner.lanes > 1,
+    )
 
 
 def steady_session(
@@ -158,6 +172,7 @@ class _Timed:
         self.tokens = 0  # of a round, once one was timed
         self.seconds: list[float] = []
         self.host_seconds: list[float] = []
+        self.record_seconds: list[float] = []
 
     def turn(self) -> None:
         """Time a round that has all its branches and the full window."""
@@ -171,6 +186,7 @@ class _Timed:
                     self.tokens = tokens
                     self.seconds.append(record.seconds)
                     self.host_seconds.append(self.engine.host_seconds)
+                    self.record_seconds.append(self.engine.record_seconds)
                     return
             self.engine.close()
             self._add_sessions()

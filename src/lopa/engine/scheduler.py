@@ -17,8 +17,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import numpy as np
+
 from lopa.decoding.round_cost import RoundCost
-from lopa.decoding.row_budget import Offer, Pace, Rest, allocate
+from lopa.decoding.row_budget import NO_OTHERS, Offer, Pace, Rest, allocate
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
 from lopa.engine.engine_lock import EngineLock
 from lopa.engine.output import Event
@@ -70,9 +72,11 @@ class Scheduler(Engine):
         self.overlap = overlap and runner.is_async
         self.in_flight: list[InFlightRound] = []  # the oldest first
         self.cost = cost
-        self.host_seconds = 0.0  # of the last round: what the device would have waited
+        # Of the last round: what the device would have waited for the host, and records
+        self.host_seconds = self.record_seconds = 0.0
         self._pace = Pace()
-        self._tokens_each = 0.0  # forwarded per session in the round that was launched last
+        # Of a session in the round that was launched last: tokens forwarded, branches
+        self._tokens_each = self._branches_each = 0.0
 
     def check(self, session: Session) -> None:
         self.runner.check(session.capacity)
@@ -117,8 +121,10 @@ class Scheduler(Engine):
                 self._release(session)  # its slot is for the next one
         if self.overlap:
             self._launch(now)
-        self.host_seconds = time.perf_counter() - found
+        launched = time.perf_counter()
+        self.host_seconds = launched - found
         events = [(session, session.record(seconds)) for session, seconds in spent]
+        self.record_seconds = time.perf_counter() - launched
         if one.seconds:
             self._pace.add(sum(session.decoder.brought for session, _ in spent), one.seconds)
         return events
@@ -140,9 +146,9 @@ class Scheduler(Engine):
     def _goes_in_halves(self) -> bool:
         """Whether two rounds in turn, one on the device and one on the host, take less time."""
         count = len(self.running)
-        if self.cost is None or not self.overlap or self.runner.lanes < 2 or count < 2:
+        if self.cost is None or not self.overlap or self.runner.lanes < 2:
             return False
-        return self.cost.halves_pay(int(count * self._tokens_each), count)
+        return self.cost.halves_pay(int(count * self._tokens_each), self._branches_each, count)
 
     def _next_turn(self, most: int) -> tuple[list[Session], float]:
         """The sessions of the next round: at most so many, as far as the token budget allows.
@@ -153,25 +159,29 @@ class Scheduler(Engine):
         ready = [session for session in self.running if session not in in_flight]
         turn: list[Session] = []
         chosen = self._choose_branches(ready[:most])
-        forwarded = 0
+        forwarded, branches = 0, []
         for session in ready[:most]:
             offer = session.decoder.offer
             if offer is None:
-                tokens = self.runner.cost(_plan(session))
+                plan = _plan(session)
+                tokens, own = self.runner.cost(plan), len(plan.rows) - 1
             else:
-                tokens = offer.row_length * (chosen[session] + 1)
+                own = chosen[session]
+                tokens = offer.row_length * (own + 1)
             if turn and forwarded + tokens > self.token_budget:
                 break
             forwarded += tokens
+            branches.append(own)
             turn.append(session)
         if turn:
             self._tokens_each = forwarded / len(turn)
+            self._branches_each = sum(branches) / len(turn)
         if not chosen:
             return turn, 0.0
         for session in turn:
             if session in chosen:
                 session.decoder.take(chosen[session])
-        return turn, next(iter(chosen)).decoder.cost(forwarded, len(turn))
+        return turn, next(iter(chosen)).decoder.cost(forwarded, branches)
 
     def _choose_branches(self, sessions: list[Session]) -> dict[Session, int]:
         """Of all sessions that leave their number open, in one budget.
@@ -181,21 +191,27 @@ class Scheduler(Engine):
         """
         offering: list[Session] = []
         offers: list[Offer] = []
-        others, forwarded, tokens = 0, 0, 0.0
+        others: list[int] = []  # branches of each
+        forwarded, tokens = 0, 0.0
         for session in sessions:
             if (offer := session.decoder.offer) is not None:
                 offering.append(session)
                 offers.append(offer)
             else:
-                others += 1
-                forwarded += self.runner.cost(_plan(session))
+                plan = _plan(session)
+                others.append(len(plan.rows) - 1)
+                forwarded += self.runner.cost(plan)
                 tokens += session.decoder.usual_tokens
         if not offers:
             return {}
         cost = self.cost = offering[0].decoder.cost  # one for all: sessions of one model
         # A session that is alone has its own pace: what ran before it is no matter.
         pace = self._pace if len(self.running) > 1 else offering[0].decoder.pace
-        chosen = allocate(offers, cost, pace, Rest(others, forwarded, tokens))
+        rest = NO_OTHERS
+        if others:
+            host = float(cost.host_of(np.array(others)).sum())
+            rest = Rest(len(others), forwarded, tokens, host)
+        chosen = allocate(offers, cost, pace, rest)
         return dict(zip(offering, chosen, strict=True))
 
     def _admit(self) -> None:

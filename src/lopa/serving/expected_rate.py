@@ -23,4 +23,4 @@ def expected_rate(cost: RoundCost, running: int) -> float:
     offers = [offer] * (running + 1)
     chosen = allocate(offers, cost, Pace())
     tokens = sum(offer.usual + offer.gain_of(k) for k in chosen) / len(offers)
-    return tokens / cost(USUAL_ROW * sum(k + 1 for k in chosen), len(offers))
+    return tokens / cost(USUAL_ROW * sum(k + 1 for k in chosen), chosen)

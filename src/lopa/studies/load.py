@@ -34,11 +34,8 @@ def run(study: Study) -> Findings:
     loads = study.at_once or AT_ONCE
     if study.costs:
         costs = {name: RoundCost.of(cost) for name, cost in study.costs.items()}
-        return {
-            "loads": [
-                _simulate(study, name, cost, n) for name, cost in costs.items() for n in loads
-            ]
-        }
+        each = [_simulate(study, name, cost, n) for name, cost in costs.items() for n in loads]
+        return {"loads": [found for found in each if found is not None]}
     cost = study.model.round_cost  # measured before anything is timed
     cells = [(n, run, setting) for n in loads for run in range(RUNS) for setting in SETTINGS]
     found: dict[tuple[int, str], list[Findings]] = {}
@@ -46,8 +43,8 @@ def run(study: Study) -> Findings:
         samples = _timed(study, f"{n} at once, k = {setting}, run {run + 1}", n, setting)
         found.setdefault((n, setting), []).append(_figures(samples))
         study.progress(done + 1, len(cells))
-    each = [_compare("", n, {s: found[n, s] for s in SETTINGS}) for n in loads]
-    return {"round_cost": cost.settings(), "loads": each}
+    compared = [_compare("", n, {s: found[n, s] for s in SETTINGS}) for n in loads]
+    return {"round_cost": cost.settings(), "loads": compared}
 
 
 def _config(study: Study, setting: str) -> DecodeConfig:
@@ -109,22 +106,27 @@ def _seconds(cost: RoundCost, events: list[tuple[Session, Event]]) -> float:
     """Of a round of all these sessions, by what it forwarded."""
     rounds = [event.round for _, event in events]
     tokens = sum(branch.end - one.start for one in rounds for branch in one.branches)
-    return cost(tokens, len(rounds))
+    return cost(tokens, [len(one.branches) - 1 for one in rounds])
 
 
 # -- simulated -------------------------------------------------------------------------------------
 
 
-def _simulate(study: Study, name: str, cost: RoundCost, at_once: int) -> Findings:
-    """Fixed numbers are decoded once and replayed: their rounds do not depend on the load."""
+def _simulate(study: Study, name: str, cost: RoundCost, at_once: int) -> Findings | None:
+    """Fixed numbers are decoded once and replayed: their rounds do not depend on the load.
+
+    None: there is nothing to report.
+    """
+    key = f"{at_once} at once, auto, {name}"
+    samples = study.file.of(key, len(study.problems))
+    if study.llm is None and len(samples) < len(study.problems):
+        return None
     fixed = [Setting(f"k = {k}", {"branches": k}) for k in AUTO_BRANCHES]
     decoded = study.decode(fixed)
     found = {
         str(k): [_figures(replay(decoded[setting.name], cost, at_once))]
         for k, setting in zip(AUTO_BRANCHES, fixed, strict=True)
     }
-    key = f"{at_once} at once, auto, {name}"
-    samples = study.file.of(key, len(study.problems))
     if len(samples) < len(study.problems):
         prompts = [problem.prompt for problem in study.problems]
         samples = decode(study.model, prompts, _config(study, "auto"), at_once, cost)
@@ -142,14 +144,15 @@ def replay(samples: Sequence[Sample], cost: RoundCost, at_once: int) -> list[Sam
         free = min(at_once, MAX_RUNNING) - len(running)
         new = [(waiting.popleft(), 0) for _ in range(min(free, len(waiting)))]
         running.extendleft(reversed(new))  # as the scheduler does
-        tokens, turn = 0, 0
+        tokens = 0
+        branches: list[int] = []  # of the sessions whose turn it is
         for sample, rounds in running:
-            if turn and tokens + sample.forwarded[rounds] > TOKEN_BUDGET:
+            if branches and tokens + sample.forwarded[rounds] > TOKEN_BUDGET:
                 break
             tokens += sample.forwarded[rounds]
-            turn += 1
-        clock += cost(tokens, turn)
-        for _ in range(turn):
+            branches.append(sample.branches[rounds])
+        clock += cost(tokens, branches)
+        for _ in branches:
             sample, rounds = running.popleft()
             if rounds + 1 < sample.rounds:
                 running.append((sample, rounds + 1))
