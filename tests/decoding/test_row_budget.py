@@ -45,7 +45,9 @@ def rate(
 
 
 _gain = st.floats(0.05, 3.0)
-_falling = st.lists(_gain, min_size=3, max_size=3).map(lambda g: sorted(g, reverse=True))
+_falling = st.lists(_gain, min_size=3, max_size=3).map(
+    lambda g: [x * (1 - i / 100) for i, x in enumerate(sorted(g, reverse=True))]
+)
 
 
 @settings(max_examples=150, deadline=None)

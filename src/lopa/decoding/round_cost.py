@@ -19,6 +19,7 @@ from lopa.types import FloatArray, IntArray
 
 USUAL_ROW = 64  # tokens of a row in the middle of an answer: two blocks of 32
 _END = 1 << 24  # tokens: no round is as large
+_BRANCHES = np.array(AUTO_BRANCHES)
 _NO_HOST = (0.0,) * len(AUTO_BRANCHES)
 
 
@@ -66,8 +67,13 @@ class RoundCost:
 
     def host_of(self, branches: IntArray | FloatArray) -> FloatArray:
         """The host's part of sessions with so many branches."""
-        found: FloatArray = np.interp(branches, AUTO_BRANCHES, self.host or _NO_HOST)
+        found: FloatArray = np.interp(branches, _BRANCHES, self.host or _NO_HOST)
         return found
+
+    @property
+    def host_of_none(self) -> float:
+        """The host's part of a session without branches."""
+        return self.host[0] if self.host else 0.0
 
     def of_rounds(self, tokens: FloatArray, host: FloatArray | float, sessions: int) -> FloatArray:
         """Of rounds of so many tokens, in which the sessions cost the host so much."""

@@ -25,7 +25,6 @@ from lopa.types import FloatArray, IntArray
 PRIOR_ROUNDS = 3.0  # that what sessions usually bring counts for beside what they have brought
 PACE_DECAY = 0.95  # weight of a round against the one after it
 _LEAST_SLOPE = 1e-15  # seconds a token: rows that cost nothing are no division by 0
-_NONE = np.zeros(1)
 
 
 class Offer(NamedTuple):
@@ -75,24 +74,26 @@ def allocate(
     rest: Rest = NO_OTHERS,
 ) -> list[int]:
     """The number of branches of each offer. The device may wait meanwhile: no call too many."""
-    branches, gains = np.concatenate([offer.steps for offer in offers], axis=1)
-    count, per_offer = len(offers), [offer.steps.shape[1] for offer in offers]
-    owner = np.repeat(np.arange(count), per_offer)
+    count = len(offers)
+    branches, gains = offers[0].steps
+    if count > 1:
+        branches, gains = np.concatenate([offer.steps for offer in offers], axis=1)
+    owner = np.arange(count).repeat([offer.steps.shape[1] for offer in offers])
     lengths = np.array([offer.row_length for offer in offers])
-    tokens = branches * lengths[owner]
-    anchors = rest.forwarded + int(lengths.sum())
+    tokens, anchors = branches * lengths[owner], rest.forwarded + int(lengths.sum())
     host = _host_steps(branches, owner, cost)
-    fewest, most = cost.of_rounds(np.array([anchors, anchors + tokens.sum()]), 0.0, 1).tolist()
-    slope = max((most - fewest) / max(1.0, float(tokens.sum())), _LEAST_SLOPE)
-    worth = _worth(gains, tokens * slope + host, owner) if cost.host else gains / tokens
-    # Stable: a session's own steps stay in their order, and of equals the first session goes first.
-    order = np.argsort(-worth, kind="stable")
-    # With none of the steps, with the first, with the first two, …
-    forwarded, gained, on_host = np.zeros((3, len(order) + 1))
-    for sums, of in ((forwarded, tokens), (gained, gains), (on_host, host)):
-        np.cumsum(of[order], out=sums[1:])
-    on_host += rest.host + count * float(cost.host_of(_NONE)[0])
-    seconds = cost.of_rounds(forwarded + anchors, on_host, count + rest.sessions)
+    # With none of the steps, with the first, with the first two, … in the order of their worth
+    forwarded, gained, on_host = sums = np.zeros((3, len(owner) + 1))
+    each = np.array([tokens, gains, host])
+    order = np.arange(len(owner))
+    if count > 1:
+        # Stable: a session's own steps stay in their order; of equals the first session goes first.
+        order = (-_worth(gains, tokens, host, owner, anchors, cost)).argsort(kind="stable")
+        each = each[:, order]
+    each.cumsum(axis=1, out=sums[:, 1:])
+    forwarded += anchors
+    on_host += rest.host + count * cost.host_of_none
+    seconds = cost.of_rounds(forwarded, on_host, count + rest.sessions)
     # What such sessions usually bring, in rounds of the best size for that
     expected = gained + (rest.tokens + sum(offer.usual for offer in offers))
     likely = int((expected / seconds).argmax())
@@ -107,18 +108,30 @@ def _host_steps(branches: FloatArray, owner: IntArray, cost: RoundCost) -> Float
     """Seconds that each step costs the host beside the steps before it."""
     if not cost.host:
         return np.zeros(len(branches))
-    upto = np.cumsum(branches)
-    after = upto - (upto - branches)[np.searchsorted(owner, owner)]  # by this session
+    after = branches.cumsum()
+    after -= (after - branches)[owner.searchsorted(owner)]  # of this session alone
     return cost.host_of(after) - cost.host_of(after - branches)
 
 
-def _worth(gains: FloatArray, seconds: FloatArray, owner: IntArray) -> FloatArray:
-    """Tokens per second of each step, never rising within a session.
+def _worth(
+    gains: FloatArray,
+    tokens: FloatArray,
+    host: FloatArray,
+    owner: IntArray,
+    anchors: int,  # tokens of a round without the steps
+    cost: RoundCost,
+) -> FloatArray:
+    """What each step brings for its time, never rising within a session.
 
     The first branch may cost the host more than those behind it: a step is worth what it brings
     together with the steps behind it, where that is more.
     """
-    worth = gains / seconds
+    if not cost.host:
+        return gains / tokens
+    whole = float(tokens.sum())
+    fewest, most = cost.of_rounds(np.array([anchors, anchors + whole]), 0.0, 1).tolist()
+    seconds = tokens * max((most - fewest) / max(whole, 1.0), _LEAST_SLOPE) + host
+    worth: FloatArray = gains / seconds
     gained, spent = gains, seconds
     for more in range(1, len(AUTO_BRANCHES) - 1):
         gained, spent = gained[:-1] + gains[more:], spent[:-1] + seconds[more:]
