@@ -65,9 +65,9 @@ def score(view: RoundView, drafts: list[Draft], config: DecodeConfig) -> Scores:
 
     drafts: of all rows but the last, the anchor.
     """
-    masks, ranking = view.masks, view.ranking
     if config.score == "fills":
         return _fills(view, drafts, config)
+    masks, ranking = view.masks, view.ranking
     counts = np.add.reduce(masks, axis=1, dtype=np.int64)
     if config.score == "mean":
         scores = _lowest_mean(masks, ranking, counts, config.score_fraction)
@@ -94,6 +94,8 @@ def _fills(view: RoundView, drafts: list[Draft], config: DecodeConfig) -> Scores
     """
     passed = passes(view.max_prob, config.threshold) & view.masks & ~view.is_eos
     fills: Scores = np.where(passed, view.max_prob, 0.0).sum(axis=1, dtype=np.float64)
+    if not drafts:
+        return fills
     placed = np.array([min([a.max_prob for a in draft]) for draft in drafts])
     # The lookahead token itself counts. But a branch without rivals would nearly always win by it,
     # right or wrong (docs/results.md): if nobody asks whether the anchor agrees, it has to bring

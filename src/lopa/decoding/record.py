@@ -64,6 +64,8 @@ def _branches(outcome: Outcome) -> list[Branch]:
 
 def _opinions(view: RoundView, drafts: list[Draft]) -> list[list[Opinion]]:
     """Of each row; nobody asks the anchor about itself."""
+    if not drafts:
+        return [[]]
     columns = [a.position - view.offset for draft in drafts for a in draft]
     found = view.token[-1, columns].tolist(), view.max_prob[-1, columns].tolist()
     each = (Opinion(*opinion) for opinion in zip(*found, strict=True))
