@@ -1,7 +1,7 @@
 """The feed-forward of a mixture: a router, the experts it chooses from, and a shared one.
 
-`Experts` is the part that a kernel may take over: it gets tokens, chosen experts and weights, and
-everything else stays. Its products are in the model's precision, its sums in fp32.
+Plain torch, on any device; `lopa.kernels.fast_mixture` does the same in kernels. The products of
+`Experts` are in the model's precision, its weighted sums in fp32.
 """
 
 from __future__ import annotations
