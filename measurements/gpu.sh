@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The figures in docs/results.md and measurements/kernels.md that need a GPU, a file each:
 #
-#     bash measurements/gpu.sh OUT [checks|rounds|throughput|precision|speed|auto|branches|floors|ablation|
+#     bash measurements/gpu.sh OUT [checks|rounds|throughput|experts|prefill|precision|speed|auto|branches|floors|ablation|
 #                                   accept|exact|temperature …]
 #
 # Parts that are not named are left out; without a name all of them run. What a part has decoded
@@ -10,7 +10,7 @@
 set -uo pipefail
 out=${1:?where do the files go?}
 shift
-parts=${*:-checks rounds throughput precision speed auto branches floors ablation accept exact temperature}
+parts=${*:-checks rounds throughput experts prefill precision speed auto branches floors ablation accept exact temperature}
 mkdir -p "$out"
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 python=${PYTHON:-python3}
@@ -64,6 +64,12 @@ for part in $parts; do
             measure throughput_${kind}_16.json "${lopa[@]}" bench decode "${seven[@]}" "${with[@]}"
         done
         ;;
+    experts)
+        for what in checks tiles parts rounds flash; do
+            measure experts_$what.txt "$python" measurements/experts.py $what --out "$out/experts_$what.jsonl"
+        done
+        ;;
+    prefill) measure prefill_attention.txt "$python" measurements/prefill_attention.py ;;
     precision) measure precision.txt "$python" measurements/precision.py --out "$out/precision.jsonl" ;;
     speed)
         for task in words functions; do

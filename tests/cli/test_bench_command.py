@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from cli_support import DUMMY, Run
 
 from lopa import LLM
+from lopa.models import checkpoint, llada2
 
 
 def test_round(run: Run) -> None:
@@ -19,18 +21,34 @@ def test_round(run: Run) -> None:
         (0, 64, 64),
         (2, 64, 192),
     ]
-    parts = LLM("dummy:dream-tiny").model.named_parameters()
+    llm = LLM("dummy:dream-tiny")
+    model, parts = llm.config, llm.model.named_parameters()
     weights = sum(part.numel() for name, part in parts if name != "embedding.weight")
+    weights -= model.hidden_size  # the last norm
+    head = 2 * model.layers * model.kv_heads * model.head_dim  # of keys and values, a token
     for line in lines:
         assert line["rounds"] == 3
         assert 0 < line["forward_ms"] <= line["round_ms"]
-        # Every weight read once, and used once a token; of the embeddings a row is read.
-        read = 4 * weights / found["bytes_per_second"]
-        done = 2 * weights * line["tokens"] / found["flops_per_second"]
+        # Every weight and every cached key read once, every weight used once a token, and every
+        # key and value that a token sees; of the embeddings a row is read.
+        read = 4 * (weights + head * (40 + line["tokens"])) / found["bytes_per_second"]
+        seen = 2 * model.layers * model.heads * model.head_dim * (40 + line["window"])
+        done = 2 * (weights + seen) * line["tokens"] / found["flops_per_second"]
+        assert line["touched_experts"] is None
         assert line["floor_ms"] == pytest.approx(1e3 * max(read, done))
         assert line["ratio"] == pytest.approx(line["round_ms"] / line["floor_ms"])
     assert {"torch", "dtype", "device"} <= set(found["host"])
     assert "×floor" in run(*command[:4], "--branches", "0", "--window", "32", "--rounds", "1").out
+
+
+def test_round_of_a_mixture(run: Run, tmp_path: Path) -> None:
+    checkpoint.write_tiny(llada2.FAMILY, tmp_path)
+    command = ("bench", "round", "--model", str(tmp_path), "--device", "cpu", "--branches", "0,1")
+    command += ("--window", "32", "--prefix", "40", "--rounds", "2")
+    first, second = json.loads(run(*command, "--json").out)["rounds"]
+    # Of 16 experts, of which a token reads 4.
+    assert 4 <= first["touched_experts"] <= second["touched_experts"] <= 16
+    assert "experts" in run(*command).out
 
 
 def test_decode(run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from lopa.decoding.round_cost import RoundCost
 from lopa.engine.scheduler import Scheduler
 from lopa.kernels.quantize import quantize
 from lopa.kernels.triton.kv_write import PendingKVWrites
+from lopa.models import checkpoint, sdar_moe
 from lopa.runner import graph_inputs
 from lopa.runner.backend_triton import TritonBackend
 from lopa.runner.batch import make_batch
@@ -36,6 +38,8 @@ pytestmark = [
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter runs them one by one."""
     monkeypatch.setattr("lopa.kernels.triton.attention._SMS", 1)
+    monkeypatch.setattr("lopa.kernels.triton.routing._ROWS", 32)
+    monkeypatch.setattr("lopa.kernels.triton.routing._PAIRS", 128)
     monkeypatch.setattr("lopa.runner.graph_inputs.LayerSizes.writes", 8)
     monkeypatch.setattr("lopa.runner.graph_inputs.LayerSizes.carries", 2)
 
@@ -120,6 +124,20 @@ def test_decodes_the_same(name: str, options: dict[str, Any]) -> None:
         decoder="lopa", block_size=size, max_new_tokens=size, max_rounds=3, **options
     )
     compare(llm, [[5, 6, 7], [9] * 13], config)
+
+
+@pytest.mark.parametrize("name", ["llada21_a", "sdar-moe"])
+def test_mixtures(tmp_path: Path, name: str) -> None:
+    """With graphs, so with padding, two prompts, and blocks that are committed on the way."""
+    if name == "sdar-moe":
+        checkpoint.write_tiny(sdar_moe.FAMILY, tmp_path)
+        llm = LLM(tmp_path, dtype="float32", device="cpu")
+    else:
+        llm = load(name)
+    config = llm.decode_config(
+        decoder="lopa", branches=1, block_size=4, max_new_tokens=8, max_rounds=3, threshold=0.01
+    )
+    compare(llm, [[5, 6, 7], [9] * 5], config, Replayed)
 
 
 @pytest.mark.parametrize("attention", ["full", "block"])

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from lopa.kernels.scaled import LARGEST, Scaled
 from lopa.kernels.triton import pointwise
+from lopa.kernels.triton.pointwise import Weighted
 from lopa.models.transformer import RMSNorm, Where, _rotate
 
 QUANTIZED = [torch.int8, torch.float8_e4m3fn]
@@ -45,6 +46,23 @@ def test_norm(kind: torch.dtype | None, add: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", [None, *QUANTIZED])
+def test_norm_of_what_experts_found(kind: torch.dtype | None) -> None:
+    torch.manual_seed(0)
+    plain = RMSNorm(100, 1e-6, Where()).requires_grad_(False)
+    plain.weight.normal_()
+    x, found, weights = torch.randn(5, 100), torch.randn(5, 3, 100), torch.randn(5, 3)
+    total = x + (found * weights[:, :, None]).sum(1)
+    given = x, Weighted(found, weights), plain.weight, 1e-6
+    if kind is None:
+        close(pointwise.norm(*given, None), plain(total), None)
+    else:
+        unscaled, scaled = pointwise.norm_both(*given, kind)
+        close(unscaled, plain(total), None)
+        close(scaled, plain(total), kind)
+    torch.testing.assert_close(x, total)
+
+
+@pytest.mark.parametrize("kind", [None, *QUANTIZED])
 @pytest.mark.parametrize("size", [24, 5000])
 def test_activate(kind: torch.dtype | None, size: int) -> None:
     torch.manual_seed(0)
@@ -63,12 +81,13 @@ def test_quantize_rows(kind: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("turned", [16, 8, 4, 6])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(7, 1), (8, 4), (12, 12)])
-def test_rotate(heads: int, kv_heads: int, normed: bool) -> None:
+def test_rotate(heads: int, kv_heads: int, turned: int, normed: bool) -> None:
     torch.manual_seed(0)
     tokens, dim = 3, 16
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim)
-    angles = torch.rand(tokens, dim // 2).repeat(1, 2)
+    angles = torch.rand(tokens, turned // 2).repeat(1, 2)
     cos, sin = angles.cos(), angles.sin()
     norms = [RMSNorm(dim, 1e-6, Where()) for _ in range(2)]
     for norm in norms:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,8 +12,12 @@ import torch.nn.functional as F
 from lopa import LLM
 from lopa.errors import DeviceError
 from lopa.evaluation.scoring import score
-from lopa.kernels.quantize import PARTS, QuantizedLinear, quantize
+from lopa.kernels.quantize import QuantizedLinear, quantize
 from lopa.kernels.scaled import quantize_rows
+from lopa.models import checkpoint, llada2, sdar_moe
+from lopa.models.family import Family
+from lopa.models.transformer import Layer
+from lopa.runner.device import model_bytes
 from lopa.tasks import generate
 
 
@@ -40,10 +47,66 @@ def test_only_the_linear_layers_change() -> None:
     after = {name: p.dtype for name, p in llm.model.named_parameters()}
     changed = {name for name, dtype in after.items() if before.get(name, dtype) != dtype}
     assert changed == {
-        f"layers.{index}.{part}.{name}.weight"
+        f"layers.{index}.{name}.weight"
         for index in range(llm.config.layers)
-        for part, name in PARTS
+        for name in ("attention.qkv", "attention.out", "feed_forward.gate_up", "feed_forward.down")
     }
+
+
+@pytest.mark.parametrize("family", [llada2.FAMILY, sdar_moe.FAMILY], ids=lambda f: f.name)
+def test_a_mixture_is_quantized_as_it_is_read(tmp_path: Path, family: Family) -> None:
+    """The same weights as of a model that is quantized afterwards; routers stay in fp32."""
+    checkpoint.write_tiny(family, tmp_path)
+    exact = LLM(tmp_path, device="cpu")
+    ours = LLM(tmp_path, device="cpu", quantize="int8")
+    ids = [3, 1, 4, 1, 5, 9, 2, 6]
+    plain, found = exact.forward(ids), ours.forward(ids)
+    assert 0 < (found - plain).norm() < 0.2 * plain.norm()  # a router may choose otherwise
+    quantize(exact.model, "int8")
+    after, read = (dict(llm.model.named_parameters()) for llm in (exact, ours))
+    assert after.keys() == read.keys()
+    for name, parameter in after.items():
+        assert torch.equal(read[name], parameter)
+        is_weight = name.endswith(("gate_up", "down", "gate_up.weight", "down.weight"))
+        assert (parameter.dtype == torch.int8) == (
+            is_weight or "attention.out.w" in name or ("attention.qkv.w" in name)
+        )
+
+
+def test_layers_are_finished_one_by_one() -> None:
+    """Before the next one takes memory."""
+    config = checkpoint.model_config("dummy:dream-tiny")
+    alive: list[int] = []
+    made: list[weakref.ref[Layer]] = []
+    original = Layer.__init__
+
+    def recorded(self: Layer, *given: object) -> None:
+        alive.append(sum(layer() is not None for layer in made))
+        original(self, *given)  # type: ignore[arg-type]
+        made.append(weakref.ref(self))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Layer, "__init__", recorded)
+        finished: list[Layer] = []
+        checkpoint.dummy(
+            config,
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            seed=0,
+            finish=lambda layer: finished.append(layer),
+        )
+    assert [layer() for layer in made] == finished
+    assert alive == list(range(config.layers))
+
+
+def test_flash_fits_a_gpu_of_139_gib_in_fp8_alone() -> None:
+    config = checkpoint.model_config("dummy:llada2-flash")
+    gib = [
+        model_bytes(config, torch.bfloat16, is_quantized=quantized) / 2**30
+        for quantized in (True, False)
+    ]
+    assert gib[0] < 110
+    assert gib[1] > 139
 
 
 def test_int8_answers_a_word_problem() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from lopa import LLM
 from lopa.errors import DeviceError, LopaError
+from lopa.models.checkpoint import model_config
 from lopa.runner import device as devices
 from lopa.runner.attention import reference_batch
+from lopa.runner.backend import _no_triton
 from lopa.runner.device import check_fits, default_cache_tokens
 
 
@@ -28,6 +32,24 @@ def test_backends_that_are_not_there() -> None:
         LLM("dummy:dream-tiny", device="cpu", backend="triton")
     with pytest.raises(DeviceError, match="no backend 'fast': choose from auto, triton"):
         LLM("dummy:dream-tiny", device="cpu", backend="fast")
+
+
+@pytest.mark.parametrize(
+    ("name", "inner", "expected"),
+    [
+        ("llada2-mini", 512, None),
+        ("llada2-flash", 1024, None),
+        ("sdar-30b-a3b", 768, None),
+        ("llada2-mini", 24, "experts of widths that 16 divides"),
+    ],
+)
+def test_kernels_for_mixtures(name: str, inner: int, expected: str | None) -> None:
+    pytest.importorskip("triton")
+    config = model_config(f"dummy:{name}")
+    assert config.mixture is not None
+    config = replace(config, mixture=replace(config.mixture, inner=inner))
+    reason = _no_triton(config, torch.device("cuda"))
+    assert (reason is None) if expected is None else (reason is not None and expected in reason)
 
 
 def test_a_model_that_does_not_fit_says_how_much_is_missing(

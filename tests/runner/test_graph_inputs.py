@@ -48,6 +48,7 @@ def contents(inputs: LayerInputs[IntArray], tokens: int, rows: int) -> list[list
         *(part[:rows].tolist() for part in (inputs.cached, inputs.slot)),
         *(inputs.write_source.tolist(), inputs.slot_mapping[writes].tolist()),
         *(inputs.carry_source.tolist(), inputs.carry_slot[carries].tolist()),
+        inputs.used.tolist(),
     ]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lopa.models.config import ModelConfig
+from lopa.bench.round_work import RoundWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +20,12 @@ class Ceilings:
     flops_per_second: float  # a large matrix product in the model's dtype
     quantised_flops_per_second: float | None = None  # and in the linear layers' own
 
-    def floor(self, config: ModelConfig, tokens: int, dtype: torch.dtype) -> float:
-        """Least seconds of a forward: every weight read once, every product done once."""
-        head = config.vocab_size * config.hidden_size
-        linear = config.parameters - head * (1 if config.tied_head else 2)  # a row of embeddings
-        quantised = self.quantised_flops_per_second
-        moved = (linear * (dtype.itemsize if quantised is None else 1) + head * dtype.itemsize) / (
-            self.bytes_per_second
-        )
-        done = 2 * tokens * linear / (quantised or self.flops_per_second)
-        done += 2 * tokens * head / self.flops_per_second
-        return max(moved, done)
+    def floor(self, work: RoundWork) -> float:
+        """Least seconds of a forward."""
+        done = work.flops / self.flops_per_second
+        if self.quantised_flops_per_second is not None:
+            done += work.quantised_flops / self.quantised_flops_per_second
+        return max(work.bytes / self.bytes_per_second, done)
 
 
 def measure(device: torch.device, dtype: torch.dtype, quantize: torch.dtype | None) -> Ceilings:

@@ -11,11 +11,13 @@ from functools import partial
 from typing import Any
 
 from lopa.bench.ceilings import Ceilings
+from lopa.bench.round_work import RoundWork, TouchedExperts
 from lopa.distributed.rank_llm import RankLLM
 from lopa.engine.cost_measurement import steady_session
 from lopa.engine.llm import LLM
 from lopa.engine.scheduler import Scheduler
 from lopa.errors import ConfigError
+from lopa.runner.backend_torch import TorchBackend
 from lopa.runner.base import InFlight, Plans, Runner
 from lopa.runner.device_timer import DeviceTimer, ForwardTime
 from lopa.runner.paged import PagedRunner
@@ -37,8 +39,9 @@ class RoundTime:
     host_ms: float  # median: the rest of the round; on a GPU what the device waits between forwards
     floor_ms: float
     ratio: float  # round / floor
-    gigabytes_per_second: float  # weights over the round's time
+    gigabytes_per_second: float  # what the floor counts, over the round's time
     teraflops: float
+    touched_experts: float | None  # median of the experts of a layer that a round reads
 
 
 class _Timed:
@@ -73,22 +76,32 @@ class SteadyRounds:
         self._whole: list[float] = []
         self._forwards: list[ForwardTime] = []
         self._masks: list[int] = []
+        self._touched: list[float] = []
 
     def time(self, rounds: int) -> None:
         """So many more, by the host's clock, and of each what the forward took of it."""
         runner = self.llm.runner
         backend = runner.backend if isinstance(runner, PagedRunner) else None
+        if not self._whole and ((backend and backend.is_async) or self.llm.config.mixture):
+            self._warm_up(runner, backend)
         if backend is None or not backend.is_async:
             self._time_each(_Timed(runner), rounds)
             return
-        if not self._whole:
-            for _ in self._session(runner):  # every graph is captured before any is timed
-                pass
         backend.timer = DeviceTimer()
         try:
             self._time_ahead(runner, backend.timer, rounds)
         finally:
             backend.timer = None
+
+    def _warm_up(self, runner: Any, backend: TorchBackend | None) -> None:
+        """An answer that is not timed: graphs are captured, and touched experts counted."""
+        touched = TouchedExperts(self.llm.model, backend)
+        try:
+            for found, _ in self._session(runner):
+                if self._is_full(found) and (count := touched.take()) is not None:
+                    self._touched.append(count)
+        finally:
+            touched.close()
 
     def _time_each(self, timed: _Timed, rounds: int) -> None:
         """One round after another."""
@@ -147,10 +160,17 @@ class SteadyRounds:
         llm = self.llm
         tokens = (self.branches + 1) * self.window
         median = statistics.median(self._whole)
-        floor = ceilings.floor(llm.config, tokens, llm.dtype)
-        weights = llm.config.parameters - llm.config.vocab_size * llm.config.hidden_size
-        size = sum(p.numel() * p.itemsize for p in llm.model.parameters())
-        size -= llm.model.embedding.weight.nbytes if not llm.config.tied_head else 0
+        touched = statistics.median(self._touched) if self._touched else None
+        work = RoundWork.of(
+            llm.config,
+            llm.dtype,
+            rows=self.branches + 1,
+            window=self.window,
+            prefix=self.prefix,
+            touched=touched,
+            is_quantised=ceilings.quantised_flops_per_second is not None,
+        )
+        floor = ceilings.floor(work)
         host, forward = map(statistics.median, zip(*self._forwards, strict=True))
         return RoundTime(
             branches=self.branches,
@@ -164,6 +184,7 @@ class SteadyRounds:
             host_ms=1e3 * host,
             floor_ms=1e3 * floor,
             ratio=median / floor,
-            gigabytes_per_second=size / median / 1e9,
-            teraflops=2 * weights * tokens / median / 1e12,
+            gigabytes_per_second=work.bytes / median / 1e9,
+            teraflops=(work.flops + work.quantised_flops) / median / 1e12,
+            touched_experts=touched,
         )

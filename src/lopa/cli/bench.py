@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -52,8 +53,8 @@ def bench_round(
 ) -> None:
     """Time whole rounds, decoder and host included, against the floor of the device.
 
-    The floor is the larger of weight bytes over the measured copy bandwidth and FLOPs over the
-    measured matmul rate.
+    The floor is the larger of bytes over the measured copy bandwidth and FLOPs over the measured
+    matmul rate: weights, of experts those that are touched, attention, and cached keys and values.
     """
     counts, windows = numbers("branches", branches, 0), numbers("window", window, 32)
     rerun_as_ranks(context, parallel)
@@ -91,8 +92,9 @@ def bench_round(
     print(f"{environment_line(llm)}; copies {rates[0]:.0f} GB/s, matmul {rates[1]:.2f} TFLOP/s")
     print("median times in ms")
     heads = ["k", "window", "tokens", "masks", "round", "forward", "host", "floor", "×floor"]
+    experts = ["experts"] if llm.config.mixture else []
     print_table(
-        [*heads, "GB/s", "TFLOP/s"],
+        [*heads, "GB/s", "TFLOP/s", *experts],
         [
             (
                 str(r.branches),
@@ -106,6 +108,7 @@ def bench_round(
                 f"{r.ratio:.2f}",
                 f"{r.gigabytes_per_second:.1f}",
                 f"{r.teraflops:.2f}",
+                *(f"{r.touched_experts or math.nan:.0f}" for _ in experts),
             )
             for r in lines
         ],

@@ -35,10 +35,17 @@ class RankLLM(BaseLLM):
         super().__init__(model, given, mesh.device)
         self.mesh = mesh
         is_whole, part = mesh.tensor_parallel == 1, part_of(mesh)
-        check_fits(part.config(self.config), self.device, self.dtype)
+        check_fits(part.config(self.config), self.device, self.dtype, self.quantize)
         self.tokenizer = loader.load_tokenizer(self.name, self.config)
         self.model = weights = loader.load_weights(
-            self.name, self.config, given, self.device, self.dtype, progress, part
+            self.name,
+            self.config,
+            given,
+            self.device,
+            self.dtype,
+            progress,
+            part,
+            self.quantize,
         )
         self.config = weights.config
         self._finish_loading(given)
@@ -49,9 +56,6 @@ class RankLLM(BaseLLM):
                 raise ConfigError("the backend triton does not sum over parts: use sdpa or auto")
             backend = "sdpa" if backend == "auto" else backend
             statistics = join_parts(weights, mesh)
-        # Cut first and quantize the parts: a part's scales are its own.
-        loader.quantize_weights(weights, self.quantize)
-        if not is_whole:
             sum_outputs(weights, mesh)
         local = loader.make_runner(
             weights,

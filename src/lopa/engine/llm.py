@@ -49,7 +49,7 @@ class BaseLLM(ABC):
         self.config = checkpoint.model_config(model)
         self.dtype = choose_dtype(options.dtype, self.config.dtype)
         kind = options.quantize
-        self.quantize = None if kind is None else check_quantize(kind, self.config, device)
+        self.quantize = None if kind is None else check_quantize(kind, device)
         self._options = options
         self._round_cost = options.given_cost()
         self.cost_seconds = 0.0  # that measuring it took, if it was measured here
@@ -369,15 +369,20 @@ class LLM(BaseLLM):
             round_cost=round_cost,
         )
         super().__init__(model, options, choose_device(device))
-        check_fits(self.config, self.device, self.dtype)
+        check_fits(self.config, self.device, self.dtype, self.quantize)
         self.tokenizer = loader.load_tokenizer(self.name, self.config)
         self.model = loader.load_weights(
-            self.name, self.config, options, self.device, self.dtype, progress
+            self.name,
+            self.config,
+            options,
+            self.device,
+            self.dtype,
+            progress,
+            quantize=self.quantize,
         )
         self.config = self.model.config
         self._finish_loading(options)
         self.model.config = self.config
-        loader.quantize_weights(self.model, self.quantize)
         self.runner = loader.make_runner(self.model, options, backend=options.backend)
 
     def engine(

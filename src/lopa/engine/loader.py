@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -17,8 +18,7 @@ from lopa.decoding.round_cost import RoundCost, RoundCostLike
 from lopa.engine.base import TOKEN_BUDGET
 from lopa.engine.prompts import token_id
 from lopa.errors import CheckpointError, ConfigError
-from lopa.kernels.quantize import Quantize
-from lopa.kernels.quantize import quantize as quantize_layers
+from lopa.kernels.quantize import Quantize, quantize_layer
 from lopa.models import checkpoint
 from lopa.models.config import ModelConfig
 from lopa.models.families import family_named
@@ -100,11 +100,16 @@ def load_weights(
     dtype: torch.dtype,
     progress: checkpoint.Progress | None = None,
     part: Part = checkpoint.WHOLE,
+    quantize: Quantize | None = None,
 ) -> Transformer:
+    """Each layer is quantized before the next one is read; of a part, so that it has own scales."""
+    finish = None if quantize is None else partial(quantize_layer, kind=quantize)
     if name.startswith(checkpoint.DUMMY):
         if options.adapter is not None:
             raise CheckpointError("a dummy model takes no adapter: leave it out")
-        return checkpoint.dummy(config, device=device, dtype=dtype, seed=0, part=part)
+        return checkpoint.dummy(
+            config, device=device, dtype=dtype, seed=0, part=part, finish=finish
+        )
     adapter = None if options.adapter is None else resolve(options.adapter, "adapter")
     return checkpoint.load(
         resolve(name),
@@ -114,12 +119,8 @@ def load_weights(
         adapter=adapter,
         progress=progress,
         part=part,
+        finish=finish,
     )
-
-
-def quantize_weights(model: Transformer, kind: Quantize | None) -> None:
-    if kind is not None:
-        quantize_layers(model, kind)
 
 
 def make_runner(

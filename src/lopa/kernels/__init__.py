@@ -1,7 +1,7 @@
 """Kernels and fast linear layers: Triton for any NVIDIA GPU, CUDA for Hopper.
 
 `quantize` and `scaled` are plain torch, for everybody. The rest needs the package triton or a GPU:
-`runner.backend_triton` imports `fast_linear` and `triton`, `runner.backend` imports
+`runner.backend_triton` imports `fast_linear`, `fast_mixture` and `triton`, `runner.backend` imports
 `compressed_linear` for it. `hopper` and `cublaslt` are imported inside this package only. In turn
 it imports the modules of `models.transformer`.
 """

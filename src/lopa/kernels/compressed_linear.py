@@ -13,7 +13,7 @@ from lopa.kernels.hopper.compressed_gemm import (
     compressed_bytes,
     tiling_of,
 )
-from lopa.kernels.quantize import PARTS, QuantizedLinear
+from lopa.kernels.quantize import QuantizedLinear, linears
 from lopa.models.feed_forward import Linear
 from lopa.models.transformer import Transformer
 
@@ -32,7 +32,8 @@ class CompressedLinear(Linear):
 
 def compress_linears(model: Transformer, memory: int) -> None:
     """Replace the layers that are faster so, if a share of `memory` (bytes) holds all of them."""
-    owners = [(getattr(layer, part), name) for layer in model.layers for part, name in PARTS]
+    layers: Any = model.layers
+    owners: list[tuple[nn.Module, str]] = [one for layer in layers for one in linears(layer)]
     if not model.config.tied_head:
         owners.append((model, "head"))
     chosen = [

@@ -1,30 +1,26 @@
-"""Quantized linear layers: weights with one scale per output column, activations per token.
+"""Quantized layers: weights with one scale per output column, activations per token.
 
 fp8 (e4m3) needs a GPU of compute capability 8.9 or newer; int8 W8A8 runs anywhere. The embedding,
-the head and the norms keep their precision.
+the head, the norms and routers keep their precision.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lopa.errors import DeviceError
-from lopa.kernels.scaled import Scaled, quantize_rows
-from lopa.models.config import ModelConfig
-from lopa.models.transformer import Transformer
+from lopa.kernels.scaled import BLOCK, Scaled, quantize_blocks, quantize_rows
+from lopa.models.feed_forward import FeedForward
+from lopa.models.mixture import Experts, Mixture
+from lopa.models.transformer import Layer, Transformer
 
 Quantize = Literal["fp8", "int8"]
 KINDS: dict[Quantize, torch.dtype] = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
-# The linear layers of a layer.
-PARTS = (
-    ("attention", "qkv"),
-    ("attention", "out"),
-    ("feed_forward", "gate_up"),
-    ("feed_forward", "down"),
-)
 
 
 class QuantizedLinear(nn.Module):
@@ -69,18 +65,100 @@ def _fills_device(x: Scaled, weight: Tensor) -> bool:
     return rows > 64 and -(-rows // 128) * -(-columns // 128) > 64
 
 
+class QuantizedExperts(Experts):
+    """Experts with a scale per expert and output column, as a linear layer has them.
+
+    The activation between the two products has a scale per token and BLOCK columns, not one per
+    token: a kernel that has some columns of a token does not know the others. Experts are quantized
+    one by one, so that only one of them is there in fp32.
+    """
+
+    def __init__(self, experts: Experts, kind: torch.dtype) -> None:
+        nn.Module.__init__(self)
+        self.count, self.kind = experts.count, kind
+        self.dtype = experts.gate_up.dtype
+        found = [_quantize_stack(stack, kind) for stack in experts.stacks]
+        self.gate_up, self.down = (nn.Parameter(one.values, requires_grad=False) for one in found)
+        self.gate_up_scale, self.down_scale = (
+            nn.Parameter(one.scale, requires_grad=False) for one in found
+        )
+
+    @property
+    def stacks(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return self.gate_up, self.down
+
+    @property
+    def scales(self) -> tuple[Tensor, Tensor]:
+        """[experts, 2 · inner, 1] and [experts, hidden, 1]"""
+        return self.gate_up_scale, self.down_scale
+
+    def run(self, expert: int, x: Tensor) -> Tensor:
+        given = quantize_rows(x, self.kind)
+        both = given.values.float() @ self.gate_up[expert].float().t()
+        both = both * given.scale * self.gate_up_scale[expert].t()
+        gate, up = both.chunk(2, dim=-1)
+        active = quantize_blocks(F.silu(gate) * up, self.kind)
+        values, weight = active.values.float(), self.down[expert].float()
+        out = torch.zeros(len(x), len(weight), device=x.device)
+        parts = zip(*(torch.split(one, BLOCK, dim=1) for one in (values, weight)), strict=True)
+        for index, (part, columns) in enumerate(parts):
+            out += part @ columns.t() * active.scale[:, index : index + 1]
+        return (out * self.down_scale[expert].t()).to(self.dtype)
+
+
+class SharedExpert(nn.Module):
+    """The last of quantized experts, which every token goes to."""
+
+    def __init__(self, experts: QuantizedExperts) -> None:
+        super().__init__()
+        self._experts = [experts]  # in a list: its parameters are not this module's own
+
+    def forward(self, x: Tensor) -> Tensor:
+        (experts,) = self._experts
+        return experts.run(experts.count, x)
+
+
+def _quantize_stack(stack: Tensor, kind: torch.dtype) -> Scaled:
+    """[experts, rows, columns], with a scale per expert and row."""
+    values = torch.empty_like(stack, dtype=kind)
+    scale = torch.empty(*stack.shape[:2], 1, dtype=torch.float32, device=stack.device)
+    for index, weight in enumerate(stack):
+        values[index], scale[index] = quantize_rows(weight, kind)
+    return Scaled(values, scale)
+
+
+def linears(layer: Layer) -> Iterator[tuple[nn.Module, str]]:
+    """The linear layers of a layer: the module that has it, and its name there."""
+    yield layer.attention, "qkv"
+    yield layer.attention, "out"
+    feed_forward = layer.feed_forward
+    if isinstance(feed_forward, Mixture):
+        feed_forward = feed_forward.shared  # type: ignore[assignment]
+    if isinstance(feed_forward, FeedForward):
+        yield feed_forward, "gate_up"
+        yield feed_forward, "down"
+
+
+def quantize_layer(layer: Layer, kind: Quantize) -> None:
+    """Replace its linear layers and experts, one at a time."""
+    mixture = layer.feed_forward
+    if isinstance(mixture, Mixture):
+        experts = QuantizedExperts(mixture.experts, KINDS[kind])
+        if len(experts.gate_up) > experts.count:
+            mixture.shared = SharedExpert(experts)
+        mixture.experts = experts
+    for owner, name in list(linears(layer)):
+        setattr(owner, name, QuantizedLinear(getattr(owner, name), KINDS[kind]))
+
+
 def quantize(model: Transformer, kind: Quantize) -> None:
-    """Replace the linear layers of every layer, one at a time."""
+    """Of a loaded model; a loader quantizes each layer as soon as it is read."""
     for layer in model.layers:
-        for part, name in PARTS:
-            owner = getattr(layer, part)
-            setattr(owner, name, QuantizedLinear(getattr(owner, name), KINDS[kind]))
+        quantize_layer(layer, kind)  # type: ignore[arg-type]
 
 
-def check_quantize(name: str, config: ModelConfig, device: torch.device) -> Quantize:
+def check_quantize(name: str, device: torch.device) -> Quantize:
     """The name if the device supports it; else an error with the alternatives."""
-    if config.mixture is not None:
-        raise DeviceError("there is no quantization of experts: leave it out")
     able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
     choices: list[Quantize] = ["fp8", "int8"] if able else ["int8"]
     for choice in choices:

@@ -1,34 +1,38 @@
 """Checkpoints: from a folder of safetensors (and perhaps a LoRA) to a transformer on a device.
 
-Tensors are read one by one straight into the transformer's own parameters, and of a part of a model
-only what it holds, so loading needs little more memory than the part. A LoRA is added to each
-tensor as it is read, before it is merged with its neighbours or cast.
+Layers are made and written one after another, and each may be changed for good (quantized) before
+the next is made, so loading needs little more memory than the result. Tensors are read one by one
+straight into a layer's own parameters, and of a part of a model only what it holds. A LoRA is added
+to each tensor as it is read, before it is merged with its neighbours or cast.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from lopa.errors import CheckpointError
 from lopa.models.config import ModelConfig
 from lopa.models.families import dummy_shapes, family_named, family_of
 from lopa.models.family import Family, Target
+from lopa.models.feed_forward import Where
 from lopa.models.files import file_size, read_json, resolve, safetensors_header
 from lopa.models.lora import Lora
 from lopa.models.part import Part
 from lopa.models.tensor_file import TensorFile
-from lopa.models.transformer import Transformer
+from lopa.models.transformer import Layer, Transformer
 
 DUMMY = "dummy:"  # in front of a shape's name: random weights
 Progress = Callable[[int, int], None]  # tensors done, tensors in all
+Finish = Callable[[Layer], None]  # what is done to a layer once its weights are written
 WHOLE = Part()
 
 
@@ -57,6 +61,7 @@ def load(
     adapter: Path | None = None,
     progress: Progress | None = None,
     part: Part = WHOLE,
+    finish: Finish | None = None,
 ) -> Transformer:
     """The folder's weights, with the adapter merged, as a transformer in `dtype` on `device`.
 
@@ -68,21 +73,65 @@ def load(
     lora = Lora.read(adapter, targets) if adapter else None
     _check_names(folder, files, targets, family, config)
     keys: dict[Path, list[str]] = {}  # by file
-    for key in targets:
+    places: dict[str, list[str]] = {}  # by the module that they are for
+    for key, target in targets.items():
         keys.setdefault(files[key], []).append(key)
+        places.setdefault(_module_of(target.parameter), []).append(key)
     for path, inside in keys.items():  # before memory is asked for
         _check_shapes(path, inside, targets)
-    model = empty(config, device, dtype, part)
-    parameters = dict(model.named_parameters())
     done = 0
-    for path in sorted(keys):
-        with TensorFile(path) as file:
-            for key in sorted(keys[path], key=file.place):
-                _read(file, key, targets[key], parameters, config, part, lora)
+    with ExitStack() as stack:
+        opened = {path: stack.enter_context(TensorFile(path)) for path in sorted(keys)}
+
+        def write(name: str, parameters: dict[str, nn.Parameter]) -> None:
+            nonlocal done
+            own = places.get(name, [])
+            for key in sorted(own, key=lambda key: (files[key], opened[files[key]].place(key))):
+                _read(opened[files[key]], key, targets[key], parameters, config, part, lora)
                 done += 1
                 if progress:
                     progress(done, len(targets))
+
+        return _assemble(config, device, dtype, part, write, finish)
+
+
+def _assemble(
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    part: Part,
+    write: Callable[[str, dict[str, nn.Parameter]], None],
+    finish: Finish | None,
+) -> Transformer:
+    """A transformer whose layers are made one after another.
+
+    write: given a module's name and its parameters by their names in the whole.
+    """
+    own = part.config(config)
+    model = Transformer(own, device, dtype, with_layers=False).requires_grad_(False)
+    model.config = config
+
+    def written(name: str, module: nn.Module) -> None:
+        inside = module.named_parameters()
+        write(name, {f"{name}.{parameter}": value for parameter, value in inside})
+
+    for name, module in model.named_children():
+        if module is not model.layers:
+            written(name, module)
+            continue
+        for index in range(own.layers):
+            layer = Layer(own, index, Where(device, dtype)).requires_grad_(False)
+            written(f"{name}.{index}", layer)
+            if finish is not None:
+                finish(layer)
+            model.layers.append(layer)
     return model.eval()
+
+
+def _module_of(parameter: str) -> str:
+    """Of those that are made one after another."""
+    parts = parameter.split(".")
+    return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
 
 
 def _read(
@@ -124,15 +173,6 @@ def _fit(
     return config, family.weight_targets(config)
 
 
-def empty(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype, part: Part = WHOLE
-) -> Transformer:
-    """A transformer, or a part of it, with unwritten weights."""
-    model = Transformer(part.config(config), device, dtype).requires_grad_(False)
-    model.config = config
-    return model
-
-
 def dummy(
     config: ModelConfig,
     *,
@@ -140,23 +180,27 @@ def dummy(
     dtype: torch.dtype,
     seed: int,
     part: Part = WHOLE,
+    finish: Finish | None = None,
 ) -> Transformer:
     """Random weights of a shape: for trying and timing, not for reading."""
-    model = empty(config, device, dtype, part)
-    if part.count == 1:
-        generator = torch.Generator(device).manual_seed(seed)
-        for name, parameter in model.named_parameters():
-            _initialise(name, parameter.data, generator)
-        return model.eval()
     # All parts are of one model, which is made on the host, a parameter at a time.
-    generator = torch.Generator().manual_seed(seed)
-    shapes = dict(empty(config, torch.device("meta"), dtype).named_parameters())
-    for name, parameter in model.named_parameters():
-        whole = torch.empty_like(shapes[name], device="cpu")
-        _initialise(name, whole, generator)
-        for place, values in part.take(whole, name, config):
-            parameter.data[place].copy_(values)
-    return model.eval()
+    is_whole = part.count == 1
+    generator = torch.Generator(device if is_whole else "cpu").manual_seed(seed)
+    whole = {}
+    if not is_whole:
+        whole = dict(Transformer(config, torch.device("meta"), dtype).named_parameters())
+
+    def write(_: str, parameters: dict[str, nn.Parameter]) -> None:
+        for name, parameter in parameters.items():
+            if is_whole:
+                _initialise(name, parameter.data, generator)
+                continue
+            made = torch.empty_like(whole[name], device="cpu")
+            _initialise(name, made, generator)
+            for place, values in part.take(made, name, config):
+                parameter.data[place].copy_(values)
+
+    return _assemble(config, device, dtype, part, write, finish)
 
 
 def _initialise(name: str, parameter: Tensor, generator: torch.Generator) -> None:

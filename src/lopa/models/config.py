@@ -113,18 +113,19 @@ class ModelConfig:
     @property
     def parameters(self) -> int:
         """Number of parameters, the head counted once when it is tied."""
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        attention = self.hidden_size * (q + 2 * kv) + q * self.hidden_size
-        if self.qkv_bias:
-            attention += q + 2 * kv
-        if self.qk_norm:
-            attention += 2 * self.head_dim
-        found = self.layers * (attention + 2 * self.hidden_size)
-        for layer in range(self.layers):
-            width, mixture = self.intermediate_size, self.mixture_of(layer)
-            if mixture is not None:
-                width = mixture.experts * mixture.inner + mixture.shared
-                found += mixture.experts * (self.hidden_size + mixture.bias)
-            found += 3 * self.hidden_size * width
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_head else 2)
-        return found + embeddings + self.hidden_size
+        layers = sum(map(self.layer_parameters, range(self.layers)))
+        return layers + embeddings + self.hidden_size
+
+    def layer_parameters(self, layer: int) -> int:
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        found = self.hidden_size * (q + 2 * kv) + q * self.hidden_size + 2 * self.hidden_size
+        if self.qkv_bias:
+            found += q + 2 * kv
+        if self.qk_norm:
+            found += 2 * self.head_dim
+        width, mixture = self.intermediate_size, self.mixture_of(layer)
+        if mixture is not None:
+            width = mixture.experts * mixture.inner + mixture.shared
+            found += mixture.experts * (self.hidden_size + mixture.bias)
+        return found + 3 * self.hidden_size * width

@@ -1,7 +1,7 @@
 """The feed-forward of a mixture: a router, the experts it chooses from, and a shared one.
 
-`Experts` is the part that a kernel may take over: it gets tokens, chosen experts and weights, and
-everything else stays. Its products are in the model's precision, its sums in fp32.
+Plain torch, on any device; `lopa.kernels.fast_mixture` does the same in kernels. The products of
+`Experts` are in the model's precision, its weighted sums in fp32.
 """
 
 from __future__ import annotations
@@ -17,11 +17,22 @@ _TINY = 1e-20  # so that weights of nothing but zeros can be divided by their su
 
 
 class Mixture(nn.Module):
+    """A shared expert as wide as the others is stored behind them: a kernel may count it as one."""
+
     def __init__(self, config: MixtureConfig, hidden: int, where: Where) -> None:
         super().__init__()
+        is_like_the_others = config.shared == config.inner
         self.router = Router(config, hidden, where)
-        self.experts = Experts(config, hidden, where)
-        self.shared = FeedForward(hidden, config.shared, where) if config.shared else None
+        self.experts = Experts(config, hidden, where, spare=int(is_like_the_others))
+        self.shared: nn.Module | None = None
+        if config.shared:
+            nowhere = where._replace(device=torch.device("meta"))
+            shared = FeedForward(hidden, config.shared, nowhere if is_like_the_others else where)
+            if is_like_the_others:
+                gate_up, down = self.experts.stacks
+                shared.gate_up.weight = nn.Parameter(gate_up[-1])
+                shared.down.weight = nn.Parameter(down[-1])
+            self.shared = shared
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden] → [T, hidden]"""
@@ -30,7 +41,10 @@ class Mixture(nn.Module):
 
 
 class Router(nn.Module):
-    """Chooses the experts of each token. It computes in fp32, whatever the model's precision."""
+    """Chooses the experts of each token. It computes in fp32, whatever the model's precision.
+
+    Of experts, and of groups, with the same score the lower one is chosen.
+    """
 
     def __init__(self, config: MixtureConfig, hidden: int, where: Where) -> None:
         super().__init__()
@@ -53,17 +67,22 @@ class Router(nn.Module):
         ranked = scores if self.bias is None else scores + self.bias
         if config.groups > 1:
             ranked = _best_groups(ranked, config.groups, config.top_groups)
-        chosen = ranked.topk(config.per_token, dim=-1).indices
+        chosen = _best(ranked, config.per_token)
         weights = scores.gather(-1, chosen)
         if config.renormalise:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + _TINY)
         return chosen, weights * config.scale
 
 
+def _best(scores: Tensor, count: int) -> Tensor:
+    """Where the largest are, in the last axis: `topk` leaves open which of several equal ones."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[..., :count].contiguous()
+
+
 def _best_groups(ranked: Tensor, groups: int, kept: int) -> Tensor:
     """−inf outside the groups whose two best experts have the largest sum."""
     grouped = ranked.view(len(ranked), groups, -1)
-    best = grouped.topk(2, dim=-1).values.sum(dim=-1).topk(kept, dim=-1).indices
+    best = _best(grouped.topk(2, dim=-1).values.sum(dim=-1), kept)
     dropped = torch.ones(grouped.shape[:2], dtype=torch.bool, device=ranked.device)
     dropped.scatter_(1, best, False)
     return grouped.masked_fill(dropped[:, :, None], -torch.inf).view_as(ranked)
@@ -72,11 +91,15 @@ def _best_groups(ranked: Tensor, groups: int, kept: int) -> Tensor:
 class Experts(nn.Module):
     """Every expert's SwiGLU: gate and up merged, experts stacked."""
 
-    def __init__(self, config: MixtureConfig, hidden: int, where: Where) -> None:
+    def __init__(self, config: MixtureConfig, hidden: int, where: Where, spare: int = 0) -> None:
+        """spare: experts more in the stacks, which no token is sent to."""
         super().__init__()
-        count, inner = config.experts, config.inner
-        self.gate_up = nn.Parameter(torch.empty(count, 2 * inner, hidden, **where._asdict()))
-        self.down = nn.Parameter(torch.empty(count, hidden, inner, **where._asdict()))
+        self.count, inner = config.experts, config.inner
+        self.stacks = (
+            torch.empty(self.count + spare, 2 * inner, hidden, **where._asdict()),
+            torch.empty(self.count + spare, hidden, inner, **where._asdict()),
+        )
+        self.gate_up, self.down = (nn.Parameter(stack[: self.count]) for stack in self.stacks)
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """x [T, hidden], chosen and weights [T, k] → [T, hidden]: the weighted sum of k experts.
@@ -85,17 +108,21 @@ class Experts(nn.Module):
         """
         count, k = chosen.shape
         order = chosen.view(-1).argsort(stable=True)  # places in [T · k], by expert
-        sizes = torch.bincount(chosen.view(-1), minlength=len(self.gate_up)).tolist()
+        sizes = torch.bincount(chosen.view(-1), minlength=self.count).tolist()
         rows = x[order // k]
         found = torch.empty(count * k, x.shape[1], device=x.device, dtype=x.dtype)
         end = 0
         for expert, size in enumerate(sizes):
             if size:
                 here = slice(end, end := end + size)
-                gate, up = F.linear(rows[here], self.gate_up[expert]).chunk(2, dim=-1)
-                found[order[here]] = F.linear(F.silu(gate) * up, self.down[expert])
+                found[order[here]] = self.run(expert, rows[here])
         each = found.view(count, k, -1).to(weights.dtype)
         return (each * weights[:, :, None]).sum(dim=1).to(x.dtype)
+
+    def run(self, expert: int, x: Tensor) -> Tensor:
+        """One expert on all of x, [T, hidden] → [T, hidden]."""
+        gate, up = F.linear(x, self.gate_up[expert]).chunk(2, dim=-1)
+        return F.linear(F.silu(gate) * up, self.down[expert])
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

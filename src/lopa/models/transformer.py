@@ -72,7 +72,7 @@ class Layer(nn.Module):
         self.attention_norm = RMSNorm(hidden, config.norm_eps, where)
         self.attention = Attention(config, where)
         self.feed_forward_norm = RMSNorm(hidden, config.norm_eps, where)
-        self.feed_forward = (
+        self.feed_forward: FeedForward | Mixture = (
             FeedForward(hidden, config.intermediate_size, where)
             if mixture is None
             else Mixture(mixture, hidden, where)
@@ -92,12 +92,15 @@ class Transformer(nn.Module):
         config: ModelConfig,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        with_layers: bool = True,  # False: they are left to be appended
     ) -> None:
         super().__init__()
         where = Where(device, dtype)
         self.config = config
         self.embedding = Embedding(config.vocab_size, config.hidden_size, **where._asdict())
-        self.layers = nn.ModuleList(Layer(config, i, where) for i in range(config.layers))
+        count = config.layers if with_layers else 0
+        self.layers = nn.ModuleList(Layer(config, i, where) for i in range(count))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, where)
         if not config.tied_head:
             self.head = Linear(config.hidden_size, config.vocab_size, bias=False, **where._asdict())

@@ -17,6 +17,7 @@ from lopa.runner.kv_cache import KVCache
 
 MakeBackend = Callable[[Transformer, KVCache], TorchBackend]
 _HEAD_DIMS = (16, 32, 64, 128, 256)  # that the tensor cores take
+_WIDTH = 16  # bytes, which rows of weights are copied by
 
 
 def choose_backend(name: str, config: ModelConfig, device: torch.device) -> MakeBackend:
@@ -51,6 +52,7 @@ def _no_triton(config: ModelConfig, device: torch.device) -> str | None:
         return "needs the package triton, which is not installed"
     if config.head_dim not in _HEAD_DIMS:
         return f"has no kernel for heads of {config.head_dim}"
-    if config.mixture is not None or config.rotary_size != config.head_dim:
-        return "has no kernel for experts and for RoPE on a part of a head"
+    mixture = config.mixture
+    if mixture is not None and (mixture.inner % _WIDTH or config.hidden_size % _WIDTH):
+        return f"has kernels for experts of widths that {_WIDTH} divides"
     return None

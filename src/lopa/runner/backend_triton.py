@@ -19,12 +19,14 @@ from torch import Tensor, nn
 
 from lopa.config import DecodeConfig
 from lopa.kernels.fast_linear import input_dtype, linear, logits, swiglu
+from lopa.kernels.fast_mixture import experts_dtype, mixture
 from lopa.kernels.scaled import Scaled
 from lopa.kernels.triton import pointwise
 from lopa.kernels.triton.attention import attend
 from lopa.kernels.triton.confidence import confidence
 from lopa.kernels.triton.kv_write import PendingKVWrites, Staged, gather, write_kv
-from lopa.models.feed_forward import FeedForward
+from lopa.kernels.triton.pointwise import Weighted
+from lopa.models.mixture import Mixture
 from lopa.models.transformer import Layer, RMSNorm, Transformer, rope
 from lopa.runner import graph_inputs
 from lopa.runner.backend_torch import Found, PendingStats, TorchBackend
@@ -59,6 +61,12 @@ class TritonBackend(TorchBackend):
         self.carry = self.carry.new_zeros(_SLOTS, config.hidden_size)
         cos, sin = rope(torch.arange(longest, device=self.device), config, self.dtype)
         self._cos, self._sin = cos[:, 0].contiguous(), sin[:, 0].contiguous()
+        # Of the last forward: tokens that went to each expert
+        self.expert_counts: dict[int, Tensor] = {
+            index: self.table.new_zeros(len(layer.feed_forward.experts.stacks[0]))
+            for index, layer in enumerate(model.layers)
+            if isinstance(layer.feed_forward, Mixture)
+        }
         self.is_async = graphs and self.device.type == "cuda"
         self.padding = graph_inputs.PADDING
         self._lanes = [self._new_lane(None)]
@@ -290,9 +298,9 @@ class TritonBackend(TorchBackend):
         # Each norm and the layer that reads it
         norms = [(layer.attention_norm, layer.attention.qkv) for layer in layers]
         h = _norm(x, None, *norms[0])
+        out: Tensor | Weighted
         for index, layer in enumerate(layers):
             attention, feed_forward = layer.attention, layer.feed_forward
-            assert isinstance(feed_forward, FeedForward)  # as `choose_backend` has it
             qkv = linear(attention.qkv, h)
             keys, values = stage(index)
             weights = None
@@ -303,8 +311,12 @@ class TritonBackend(TorchBackend):
             cache = self.kv_cache.keys[index], self.kv_cache.values[index]
             mixed = attend(q, keys, values, *cache, rows).view(count, heads * dim)
             out = linear(attention.out, mixed)
-            h = _norm(x, out, layer.feed_forward_norm, feed_forward.gate_up)
-            out = linear(feed_forward.down, swiglu(feed_forward, h))
+            if isinstance(feed_forward, Mixture):
+                given = _norm_for_experts(x, out, layer.feed_forward_norm, feed_forward)
+                out = mixture(feed_forward, *given, inputs.used, self.expert_counts[index])
+            else:
+                h = _norm(x, out, layer.feed_forward_norm, feed_forward.gate_up)
+                out = linear(feed_forward.down, swiglu(feed_forward, h))
             is_last = index + 1 == len(layers)
             h = _norm(x, out, *((self.model.norm, None) if is_last else norms[index + 1]))
             yield x
@@ -318,6 +330,20 @@ def _drop_graphs(lane: _Lane) -> None:
         lane.graphs.clear()
 
 
-def _norm(x: Tensor, delta: Tensor | None, norm: RMSNorm, to: nn.Module | None) -> Tensor | Scaled:
+def _norm(
+    x: Tensor, delta: Tensor | Weighted | None, norm: RMSNorm, to: nn.Module | None
+) -> Tensor | Scaled:
     """RMSNorm of x + delta, quantized if the layer `to` that reads it is; x becomes the sum."""
     return pointwise.norm(x, delta, norm.weight, norm.eps, input_dtype(to))
+
+
+def _norm_for_experts(
+    x: Tensor, delta: Tensor, norm: RMSNorm, to: Mixture
+) -> tuple[Tensor, Scaled | None]:
+    """The same for a router, and quantized for its experts if they are."""
+    kind = experts_dtype(to)
+    if kind is not None:
+        return pointwise.norm_both(x, delta, norm.weight, norm.eps, kind)
+    plain = pointwise.norm(x, delta, norm.weight, norm.eps, None)
+    assert isinstance(plain, Tensor)
+    return plain, None

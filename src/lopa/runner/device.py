@@ -82,16 +82,27 @@ def free_bytes(device: torch.device) -> int | None:
         return None
 
 
-def check_fits(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+def check_fits(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, quantize: str | None = None
+) -> None:
     """Refuse a model that does not fit the device, before anything is loaded."""
     free = free_bytes(device)
-    wanted = config.parameters * dtype.itemsize
+    wanted = model_bytes(config, dtype, is_quantized=quantize is not None)
     if free is not None and wanted > free:
+        name = quantize or str(dtype).removeprefix("torch.")
         raise DeviceError(
-            f"the model takes {wanted / 2**30:.1f} GiB as {str(dtype).removeprefix('torch.')} and "
+            f"the model takes {wanted / 2**30:.1f} GiB as {name} and "
             f"{device} has {free / 2**30:.1f} GiB free, {(wanted - free) / 2**30:.1f} GiB too "
             "little: choose a smaller dtype or another device"
         )
+
+
+def model_bytes(config: ModelConfig, dtype: torch.dtype, *, is_quantized: bool) -> int:
+    """What loading it takes: a layer is read in `dtype` and quantized before the next is read."""
+    if not is_quantized:
+        return config.parameters * dtype.itemsize
+    layers = [config.layer_parameters(index) for index in range(config.layers)]
+    return sum(layers) + (config.parameters - sum(layers) + max(layers)) * dtype.itemsize
 
 
 def default_cache_tokens(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> int:

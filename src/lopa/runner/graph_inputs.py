@@ -75,6 +75,7 @@ class LayerInputs(NamedTuple, Generic[_A]):
     slot_mapping: _A
     carry_source: _A  # [carries]
     carry_slot: _A
+    used: _A  # [1] tokens that are not padding
 
 
 class HeadInputs(NamedTuple, Generic[_A]):
@@ -208,7 +209,9 @@ def attention_rows(inputs: LayerInputs[Tensor], table: Tensor) -> Rows:
 
 
 def pending_writes(inputs: LayerInputs[Tensor]) -> PendingKVWrites[Tensor]:
-    return PendingKVWrites(*inputs[-4:])
+    return PendingKVWrites(
+        inputs.write_source, inputs.slot_mapping, inputs.carry_source, inputs.carry_slot
+    )
 
 
 def fill_writes(to: LayerInputs[IntArray], writes: PendingKVWrites[IntArray]) -> None:
@@ -225,7 +228,7 @@ _NO_WRITES = PendingKVWrites(*np.zeros((4, 0), np.int64))
 
 
 def fill_metadata(to: LayerInputs[IntArray], metadata: BatchMetadata, group: int) -> None:
-    """An earlier batch may be left behind what is written: only unused tiles have to be marked."""
+    """An earlier batch may be left behind what is written: only unused tiles are marked."""
     tokens, rows = len(metadata.positions), len(metadata.row_begin)
     to.positions[:tokens] = metadata.positions
     to.blocks[:tokens] = metadata.blocks
@@ -238,6 +241,7 @@ def fill_metadata(to: LayerInputs[IntArray], metadata: BatchMetadata, group: int
     to.tile_row[: len(row)] = row
     to.tile_row[len(row) :] = -1
     to.tile_at[: len(row)] = at
+    to.used[0] = tokens
 
 
 def fill_head(to: HeadInputs[IntArray], batch: Batch, configs: Sequence[DecodeConfig]) -> None:
@@ -267,4 +271,4 @@ def _tiles(row_lengths: bytes, group: int) -> tuple[IntArray, IntArray]:
 def _lengths(sizes: LayerSizes) -> list[int]:
     tokens, rows, tiles = sizes
     pending = [sizes.writes] * 2 + [sizes.carries] * 2
-    return [tokens] * 3 + [tiles] * 2 + [rows] * 5 + pending
+    return [tokens] * 3 + [tiles] * 2 + [rows] * 5 + pending + [1]

@@ -1,10 +1,13 @@
 """The kernels between the matrix products of a layer: norms, RoPE, activation.
 
 Where the next product is quantized, the kernel writes its input as fp8 or int8 with one scale per
-token, which saves a pass over memory.
+token, which saves a pass over memory. Where the product before is that of experts, the norm adds up
+what they found, always in the order of a token's choices.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -14,6 +17,13 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from lopa.kernels.hopper.common import available
 from lopa.kernels.scaled import LARGEST, Scaled
+
+
+class Weighted(NamedTuple):
+    """What a token's experts found, each with its weight."""
+
+    values: Tensor  # [T, choices, size]
+    weights: Tensor  # [T, choices] fp32
 
 
 @triton.jit
@@ -29,13 +39,17 @@ def _to_type(x, step, LARGEST: tl.constexpr, target: tl.constexpr):
 @triton.jit
 def _norm(
     x,  # [T, size], the residual stream; with ADD it is written too
-    delta,  # [T, size] to be added to it first
+    delta,  # [T, size] to be added to it first, or [T, CHOICES, size]
+    choice_weights,  # [T, CHOICES]
     weight,
     out,  # [T, size]
+    plain,  # [T, size]: with BOTH the same, not quantized
     scale,  # [T] when quantized
     size,
     eps,
     ADD: tl.constexpr,
+    CHOICES: tl.constexpr,  # 0: delta is one tensor
+    BOTH: tl.constexpr,
     LARGEST: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,  # lets a kernel behind this one start early, which waits by itself
@@ -47,7 +61,15 @@ def _norm(
     inside = at < size
     value = tl.load(x + token * size + at, mask=inside, other=0.0)
     if ADD:
-        more = tl.load(delta + token * size + at, mask=inside, other=0.0)
+        if CHOICES > 0:
+            total = tl.zeros([BLOCK], tl.float32)
+            for choice in tl.static_range(CHOICES):
+                place = token * CHOICES + choice
+                found = tl.load(delta + place * size + at, mask=inside, other=0.0)
+                total += found.to(tl.float32) * tl.load(choice_weights + place)
+            more = total.to(x.dtype.element_ty)
+        else:
+            more = tl.load(delta + token * size + at, mask=inside, other=0.0)
         value = (value.to(tl.float32) + more.to(tl.float32)).to(x.dtype.element_ty)
         tl.store(x + token * size + at, value, mask=inside)
     wide = value.to(tl.float32)
@@ -55,6 +77,8 @@ def _norm(
     # Rounded to the model's type before the weight, as the plain norm does.
     factor = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     normed = wide.to(x.dtype.element_ty).to(tl.float32) * factor
+    if BOTH:
+        tl.store(plain + token * size + at, normed.to(plain.dtype.element_ty), mask=inside)
     if LARGEST > 0:
         step = tl.maximum(tl.max(tl.abs(normed)), 1e-12) / LARGEST
         tl.store(scale + token, step)
@@ -63,21 +87,51 @@ def _norm(
 
 
 def norm(
-    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, quantized: torch.dtype | None
+    x: Tensor,
+    delta: Tensor | Weighted | None,
+    weight: Tensor,
+    eps: float,
+    quantized: torch.dtype | None,
 ) -> Tensor | Scaled:
     """RMSNorm of x + delta, [T, size]; x becomes that sum."""
+    return _normed(x, delta, weight, eps, quantized, x)
+
+
+def norm_both(
+    x: Tensor, delta: Tensor | Weighted | None, weight: Tensor, eps: float, quantized: torch.dtype
+) -> tuple[Tensor, Scaled]:
+    """The same as it is, and quantized."""
+    plain = torch.empty_like(x)
+    scaled = _normed(x, delta, weight, eps, quantized, plain)
+    assert isinstance(scaled, Scaled)
+    return plain, scaled
+
+
+def _normed(
+    x: Tensor,
+    delta: Tensor | Weighted | None,
+    weight: Tensor,
+    eps: float,
+    quantized: torch.dtype | None,
+    plain: Tensor,  # x: not wanted
+) -> Tensor | Scaled:
     tokens, size = x.shape
     out = torch.empty(tokens, size, dtype=quantized or x.dtype, device=x.device)
     scale = x.new_empty((tokens, 1), dtype=torch.float32)
+    values, weights = delta if isinstance(delta, Weighted) else (delta, scale)
     _norm[(tokens,)](
         x,
-        x if delta is None else delta,
+        x if values is None else values,
+        weights,
         weight,
         out,
+        plain,
         scale,
         size,
         eps,
-        ADD=delta is not None,
+        ADD=values is not None,
+        CHOICES=weights.shape[1] if isinstance(delta, Weighted) else 0,
+        BOTH=plain is not x,
         LARGEST=LARGEST[quantized] if quantized else 0.0,
         BLOCK=triton.next_power_of_2(size),
         EARLY=available(x.device) and not quantized,
@@ -197,7 +251,7 @@ def quantize_rows(x: Tensor, quantized: torch.dtype) -> Scaled:
 @triton.jit
 def _rotate(
     qkv,  # [T, (heads + 2 · kv_heads) · D], q is rotated in place
-    cos,  # [T, D]
+    cos,  # [T, R]
     sin,
     q_weight,  # [D] where the model norms its heads
     k_weight,
@@ -207,51 +261,71 @@ def _rotate(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
+    R: tl.constexpr,  # the first so many of a head turn, the rest passes
+    HALF: tl.constexpr,  # at least half of them
+    REST: tl.constexpr,  # at least the rest; 0: there is none
     NORMED: tl.constexpr,
     BLOCK: tl.constexpr,  # heads a program
 ):
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    half = tl.arange(0, D // 2)
+    is_query = (head < HEADS)[:, None]
+    is_key = ((head >= HEADS) & (head < HEADS + KV_HEADS))[:, None]
+    half = tl.arange(0, HALF)
+    turns = (half < R // 2)[None, :]
     base = qkv + token * ((HEADS + 2 * KV_HEADS) * D)
-    inside = (head < HEADS + KV_HEADS)[:, None] & (half >= 0)[None, :]
     offsets = head[:, None] * D + half[None, :]
-    first = tl.load(base + offsets, mask=inside, other=0.0)
-    second = tl.load(base + offsets + D // 2, mask=inside, other=0.0)
+    first = tl.load(base + offsets, mask=(is_query | is_key) & turns, other=0.0)
+    second = tl.load(base + offsets + R // 2, mask=(is_query | is_key) & turns, other=0.0)
+    if REST > 0:
+        beyond = R + tl.arange(0, REST)
+        passes = (beyond < D)[None, :]
+        past = head[:, None] * D + beyond[None, :]
+        rest = tl.load(base + past, mask=(is_query | is_key) & passes, other=0.0)
     if NORMED:
         wide1, wide2 = first.to(tl.float32), second.to(tl.float32)
-        mean = (tl.sum(wide1 * wide1, 1) + tl.sum(wide2 * wide2, 1)) / D
-        factor = tl.rsqrt(mean + eps)[:, None]
-        is_query = (head < HEADS)[:, None]
-        weight1 = tl.where(
-            is_query, tl.load(q_weight + half)[None, :], tl.load(k_weight + half)[None, :]
+        squares = tl.sum(wide1 * wide1, 1) + tl.sum(wide2 * wide2, 1)
+        if REST > 0:
+            squares += tl.sum(rest.to(tl.float32) * rest.to(tl.float32), 1)
+        factor = tl.rsqrt(squares / D + eps)[:, None]
+        first = _scaled_head(first, factor, is_query, q_weight, k_weight, half, half < R // 2)
+        second = _scaled_head(
+            second, factor, is_query, q_weight, k_weight, R // 2 + half, half < R // 2
         )
-        weight2 = tl.where(
-            is_query,
-            tl.load(q_weight + D // 2 + half)[None, :],
-            tl.load(k_weight + D // 2 + half)[None, :],
-        )
-        wide1 = (wide1 * factor).to(first.dtype).to(tl.float32) * weight1.to(tl.float32)
-        wide2 = (wide2 * factor).to(second.dtype).to(tl.float32) * weight2.to(tl.float32)
-        first, second = wide1.to(first.dtype), wide2.to(second.dtype)
-    c = tl.load(cos + token * D + half)[None, :].to(tl.float32)  # both halves are the same
-    s = tl.load(sin + token * D + half)[None, :].to(tl.float32)
+        if REST > 0:
+            rest = _scaled_head(rest, factor, is_query, q_weight, k_weight, beyond, beyond < D)
+    # Both halves are the same.
+    c = tl.load(cos + token * R + half, mask=half < R // 2, other=0.0)[None, :].to(tl.float32)
+    s = tl.load(sin + token * R + half, mask=half < R // 2, other=0.0)[None, :].to(tl.float32)
     wide1, wide2 = first.to(tl.float32), second.to(tl.float32)
     turned1 = (wide1 * c - wide2 * s).to(first.dtype)
     turned2 = (wide2 * c + wide1 * s).to(first.dtype)
-    is_query = (head < HEADS)[:, None] & inside
-    tl.store(base + offsets, turned1, mask=is_query)
-    tl.store(base + offsets + D // 2, turned2, mask=is_query)
-    is_key = (head >= HEADS)[:, None] & inside
+    tl.store(base + offsets, turned1, mask=is_query & turns)
+    tl.store(base + offsets + R // 2, turned2, mask=is_query & turns)
     to = token * (KV_HEADS * D) + (head - HEADS)[:, None] * D + half[None, :]
-    tl.store(keys + to, turned1, mask=is_key)
-    tl.store(keys + to + D // 2, turned2, mask=is_key)
+    tl.store(keys + to, turned1, mask=is_key & turns)
+    tl.store(keys + to + R // 2, turned2, mask=is_key & turns)
     # The values of the key heads that this program has.
     from_value = base + (head + KV_HEADS)[:, None] * D + half[None, :]
-    value1 = tl.load(from_value, mask=is_key, other=0.0)
-    value2 = tl.load(from_value + D // 2, mask=is_key, other=0.0)
-    tl.store(values + to, value1, mask=is_key)
-    tl.store(values + to + D // 2, value2, mask=is_key)
+    value1 = tl.load(from_value, mask=is_key & turns, other=0.0)
+    value2 = tl.load(from_value + R // 2, mask=is_key & turns, other=0.0)
+    tl.store(values + to, value1, mask=is_key & turns)
+    tl.store(values + to + R // 2, value2, mask=is_key & turns)
+    if REST > 0:
+        tl.store(base + past, rest, mask=is_query & passes)
+        beyond_key = token * (KV_HEADS * D) + (head - HEADS)[:, None] * D + beyond[None, :]
+        tl.store(keys + beyond_key, rest, mask=is_key & passes)
+        value = tl.load(base + past + KV_HEADS * D, mask=is_key & passes, other=0.0)
+        tl.store(values + beyond_key, value, mask=is_key & passes)
+
+
+@triton.jit
+def _scaled_head(x, factor, is_query, q_weight, k_weight, at, inside):
+    """x · factor, rounded as the plain norm does, and times the norm's weight of its head."""
+    of_query = tl.load(q_weight + at, mask=inside, other=0.0)[None, :]
+    of_key = tl.load(k_weight + at, mask=inside, other=0.0)[None, :]
+    weight = tl.where(is_query, of_query, of_key).to(tl.float32)
+    return ((x.to(tl.float32) * factor).to(x.dtype).to(tl.float32) * weight).to(x.dtype)
 
 
 def rotate(
@@ -266,9 +340,10 @@ def rotate(
 ) -> None:
     """Norm the heads where the model does, rotate q in place, write rotated keys, and values.
 
-    qkv [T, (heads + 2 · kv_heads) · D]; cos, sin [T, D]; keys, values [T, kv_heads, D].
+    qkv [T, (heads + 2 · kv_heads) · D]; cos, sin [T, R], where the first R of a head turn; keys,
+    values [T, kv_heads, D].
     """
-    tokens, kv_heads, dim = keys.shape
+    (tokens, kv_heads, dim), turned = keys.shape, cos.shape[1]
     block = 8
     q_weight, k_weight = weights if weights else (cos, cos)
     _rotate[(tokens, triton.cdiv(heads + kv_heads, block))](
@@ -283,6 +358,9 @@ def rotate(
         HEADS=heads,
         KV_HEADS=kv_heads,
         D=dim,
+        R=turned,
+        HALF=triton.next_power_of_2(turned // 2),
+        REST=triton.next_power_of_2(dim - turned) if turned < dim else 0,
         NORMED=weights is not None,
         BLOCK=block,
         num_warps=4,
