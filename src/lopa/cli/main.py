@@ -22,6 +22,7 @@ from lopa.cli.chat import chat
 from lopa.cli.evaluate import evaluate
 from lopa.cli.generate import generate
 from lopa.cli.info import doctor, models
+from lopa.cli.model_check import check
 from lopa.cli.race import race
 from lopa.cli.serve import ENVIRONMENT, serve
 from lopa.cli.study import study
@@ -42,6 +43,7 @@ bench.command("parallel")(bench_parallel)
 bench.command("scaling")(bench_scaling)
 bench.command("serve")(bench_serve)
 app.command(context_settings={"auto_envvar_prefix": ENVIRONMENT})(serve)
+models.command("check")(check)
 app.add_typer(models, name="models")
 app.add_typer(bench, name="bench")
 
