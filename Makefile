@@ -10,7 +10,7 @@ BROWSER_READY := $(VENV)/.browser-ready
 .PHONY: test-serving-soak test-ray test-harness test-judge lint audit clean
 
 run: $(READY)
-	$(BIN)/lopa race --max-new-tokens 128
+	$(BIN)/lopa race
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -27,6 +27,11 @@ def test_help_names_the_commands(run: Run) -> None:
         assert command in result.out
 
 
+def test_help_keeps_brackets(run: Run) -> None:
+    """Rich would take them for markup."""
+    assert "lopa[plots]" in run("bench", "serve", "--help").out
+
+
 def test_nothing_heavy_is_imported_before_a_command_runs() -> None:
     heavy = "{'torch', 'numpy', 'tokenizers', 'safetensors', 'huggingface_hub'}"
     code = f"import sys, lopa.cli.main; print({heavy} & set(sys.modules))"
