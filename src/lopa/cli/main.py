@@ -29,6 +29,7 @@ from lopa.cli.study import study
 from lopa.cli.terminal import one_line
 from lopa.distributed.launch import is_main_rank, launch_info
 from lopa.errors import ConfigError, DeviceError, LopaError, PromptError
+from lopa.thread_waits import wait_briefly
 from lopa.version import VERSION
 
 app = typer.Typer(
@@ -66,6 +67,7 @@ def lopa(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, `sys.argv` unless arguments are given; returns the exit code."""
+    wait_briefly()
     # A stream that the caller has closed is not an error.
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
