@@ -234,6 +234,7 @@ def test_a_hub_id_that_cannot_run(run: Run, folder: Path, hub_at: Callable[..., 
         hub_at(hub.url)
         problem = check(run, "some/model")["problem"]
         other = run("models", "check", "some/other").error
+    assert problem.startswith("some/model holds shards")
     assert "without model.safetensors.index.json" in problem
     assert "could not be fetched from the hub" in other
 

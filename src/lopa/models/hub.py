@@ -74,7 +74,10 @@ def headers(name: str, what: str) -> Iterator[Path]:
                     (folder / file).touch()
         except Exception as error:  # as above
             raise unreachable(name, what, error) from error
-        yield folder
+        try:
+            yield folder
+        except CheckpointError as error:  # about the repository, not about this folder
+            raise CheckpointError(str(error).replace(str(folder), name)) from None
 
 
 def _write_header(path: Path, tensors: dict[str, dict[str, object]]) -> None:
