@@ -7,10 +7,10 @@ READY := $(VENV)/.ready
 BROWSER_READY := $(VENV)/.browser-ready
 
 .PHONY: run test test-engine test-parallel test-faults test-browser screenshots
-.PHONY: test-serving-soak test-ray test-harness test-judge lint audit clean
+.PHONY: test-serving-soak test-ray test-harness test-judge lint docs dist audit clean
 
 run: $(READY)
-	$(BIN)/lopa race --max-new-tokens 128
+	$(BIN)/lopa race
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -73,6 +73,25 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The documentation as a site, in build/site. A link that leads nowhere is an error (not with --quiet).
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+$(VENV)/.docs: $(READY)
+	$(INSTALL) --no-build-isolation --editable '.[dev,docs]'
+	touch $@
+
+# A wheel and an sdist, and the wheel tried in a new environment, outside of the clone.
+dist: $(READY)
+	rm -rf dist $(VENV)-dist
+	$(PYTHON) -m venv $(VENV)-dist
+	$(VENV)-dist/bin/python -m pip install --quiet --disable-pip-version-check build twine
+	$(VENV)-dist/bin/python -m build --outdir dist .
+	$(VENV)-dist/bin/twine check --strict dist/*
+	$(PYTHON) -m venv --clear $(VENV)-dist
+	$(VENV)-dist/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
+	bin=$$PWD/$(VENV)-dist/bin && cd /tmp && $$bin/lopa race --decoders d2f,lopa --branches 3
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lopa needs Python 3.11 or newer: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv $(VENV)
@@ -85,4 +104,4 @@ $(BROWSER_READY): $(READY)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-audit build dist src/*.egg-info
+	rm -rf $(VENV) $(VENV)-audit $(VENV)-dist build dist src/*.egg-info

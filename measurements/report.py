@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import accept_report
+import checkpoints_report
 import precision_report
 import ranks_report
 import rounds_report
@@ -23,9 +24,16 @@ import tradeoff_report
 from markdown_sections import fill
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/results.md", "docs/studies/README.md", "src/lopa/tiny/README.md")
+PAGES = (
+    "README.md",
+    "docs/checkpoints.md",
+    "docs/results.md",
+    "docs/studies/README.md",
+    "src/lopa/tiny/README.md",
+)
 REPORTS = (
     accept_report,
+    checkpoints_report,
     precision_report,
     ranks_report,
     rounds_report,

@@ -1,4 +1,4 @@
-"""Keeps every test on one thread, and what it measures off the user's disk.
+"""Keeps tests and what they start on one thread each, and what they measure off the disk.
 
 The tests in a browser are left out unless they are asked for: they need Chromium.
 """
@@ -9,9 +9,10 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
-torch.set_num_threads(1)
+# Before torch is imported. torch.set_num_threads would be for one thread of Python alone: others
+# would take a thread per core, which spin while they wait.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What rounds cost is kept nowhere: a test that wants it kept says where.
 os.environ["LOPA_CACHE_DIR"] = os.devnull
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     page.relative_to(ROOT)
     for page in (
-        ROOT / "README.md",
+        *ROOT.glob("*.md"),
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "measurements").glob("*.md"),
         *(ROOT / "recipes").glob("*.md"),
@@ -44,3 +44,27 @@ def test_tables_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for path, text in report.pages().items():
         assert path.read_text(encoding="utf-8") == text, f"{path}: python measurements/report.py"
+
+
+def test_the_reference_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command and every option that its help has."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
+    import cli_pages  # type: ignore[import-not-found]
+
+    text = cli_pages.command_line()
+    for command in ("lopa generate", "lopa models check", "lopa bench serve", "lopa study"):
+        assert re.search(rf"^#+ {command}$", text, re.MULTILINE)
+    assert "| `--merge`, `--no-merge` | Let the winner take along" in text
+    assert "lopa[plots]" in text
+    for line in text.splitlines():
+        assert not line.startswith("|") or re.sub(r"\\\|", "", line).count("|") == 3, line
+
+
+def test_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of decoding.md, as they stand."""
+    text = (ROOT / "docs" / "decoding.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "docs/decoding.md", "exec"), {})
+    assert capsys.readouterr().out.strip()

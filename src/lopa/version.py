@@ -1,3 +1,3 @@
 """The version, apart from the package so that a build can read it without importing torch."""
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"

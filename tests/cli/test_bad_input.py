@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -115,6 +116,16 @@ def test_hub_id_without_network(tmp_path: Path) -> None:
 
 
 # -- prompts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+@pytest.mark.parametrize("command", [("generate", "-"), ("chat",)])
+def test_bytes_on_stdin(run: Run, command: tuple[str, ...], errors: str) -> None:
+    """Python reads standard input by one or the other, as the locale is."""
+    stdin = io.TextIOWrapper(io.BytesIO(b"caf\xe9 \xff\n"), "utf-8", errors)
+    error = run(*command, *SHORT, stdin=stdin).error
+    assert "standard input is not UTF-8 text" in error
+    assert "iconv" in error
 
 
 @pytest.mark.parametrize(("prompt", "stdin"), [("", ""), ("-", ""), ("-", "\n")])

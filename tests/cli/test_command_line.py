@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -27,11 +28,38 @@ def test_help_names_the_commands(run: Run) -> None:
         assert command in result.out
 
 
+def test_help_keeps_brackets(run: Run) -> None:
+    """Rich would take them for markup."""
+    assert "lopa[plots]" in run("bench", "serve", "--help").out
+
+
 def test_nothing_heavy_is_imported_before_a_command_runs() -> None:
     heavy = "{'torch', 'numpy', 'tokenizers', 'safetensors', 'huggingface_hub'}"
     code = f"import sys, lopa.cli.main; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}),
+        ({"GOMP_SPINCOUNT": "5"}, {"GOMP_SPINCOUNT": "5", "KMP_BLOCKTIME": "0"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+    ],
+)
+def test_threads_wait_briefly(given: dict[str, str], expected: dict[str, str]) -> None:
+    """Unless the user says otherwise; torch reads it, and the engine's process inherits it."""
+    names = ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY")
+    code = (
+        "import os, sys, lopa.cli.main as cli; cli.main(['--version']); "
+        f"assert 'torch' not in sys.modules; print([os.environ.get(n) for n in {names}])"
+    )
+    clean = {name: value for name, value in os.environ.items() if name not in names}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**clean, **given}
+    )
+    assert done.stdout.splitlines()[-1] == str([expected.get(name) for name in names])
 
 
 def test_python_dash_m() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from cli_support import Run
 
+from lopa.evaluation import evaluate as evaluation
 from lopa.evaluation.sandbox.zygote_client import ZYGOTES
 
 FAST = ("--model", "dummy:dream-tiny", "--limit", "2", "--max-new-tokens", "8")
@@ -40,6 +41,34 @@ def test_a_run_goes_on_where_it_was(run: Run, tmp_path: Path) -> None:
         assert found["latency_p95"] >= found["latency_p50"] >= found["first_round_seconds"]
     same = ("accuracy", "interval", "tokens", "rounds", "tpf", "tpf_paper", "settings", "asked")
     assert {n: whole[n] for n in same} == {n: again[n] for n in same}
+
+
+def test_an_interrupted_run_says_how_to_go_on(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluation, "make_sample", interrupt)
+    stopped = run("eval", "words", *FAST, *ROOM)
+    assert (stopped.code, stopped.out) == (130, "")
+    assert "nothing is kept: with --samples FILE" in stopped.err
+    kept = tmp_path / "samples.jsonl"
+    stopped = run("eval", "words", *FAST, *ROOM, "--samples", str(kept))
+    assert f"0 of 2 answers are kept in {kept}" in stopped.err
+
+
+def test_the_default_is_a_minute_of_problems(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluation, "make_sample", interrupt)
+    kept = tmp_path / "samples.jsonl"
+    short = ("--max-new-tokens", "8", *ROOM, "--samples", str(kept))
+    stopped = run("eval", "words", "--model", "dummy:dream-tiny", *short)
+    assert "0 of 100 answers" in stopped.err
 
 
 def test_table(run: Run) -> None:

@@ -28,6 +28,8 @@ def test_models_as_json(run: Run) -> None:
     assert "lopa" in families["dream"]["decoders"]
     dummies = {dummy["name"]: dummy for dummy in found["dummies"]}
     assert dummies["dummy:dream-7b"]["parameters"] == 7_615_616_512  # as on its model card
+    assert dummies["dummy:llada-8b"]["parameters"] == 8_015_581_184
+    assert dummies["dummy:sdar-8b"]["parameters"] == 8_190_735_360
     assert dummies["dummy:dream-7b"]["bf16_bytes"] == 15_231_233_024
     for dummy in dummies.values():
         assert dummy["family"] in families

@@ -42,6 +42,25 @@ def test_json(run: Run) -> None:
         assert summary["tokens_per_second"] == pytest.approx(summary["tokens"] / summary["seconds"])
 
 
+def test_it_is_short_unless_told_otherwise(run: Run) -> None:
+    once = ("--decoders", "d2f", "--max-rounds", "1", "--json", *DUMMY)
+    for options, tokens in (
+        ((), 128),
+        (("--max-new-tokens", "64"), 64),
+        (("--preset", "paper"), 512),
+    ):
+        (result,) = json.loads(run("race", "hello", *once, *options).out)["results"]
+        assert result["settings"]["max_new_tokens"] == tokens
+
+
+def test_the_example_is_shown_as_it_is_used(run: Run) -> None:
+    """The built-in model answers a question that ends in a line break."""
+    once = ("--model", "tiny", "--decoders", "d2f", "--max-rounds", "1")
+    prompt = json.loads(run("race", *once, "--json").out)["prompt"]
+    assert prompt.endswith("\n")
+    assert run("race", *once).err.startswith(prompt.replace("\n", "↵\n"))
+
+
 def test_table_and_verdict(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     RoundCost(((64, 0.010), (512, 0.042))).write(tmp_path / "cost.json")

@@ -39,7 +39,9 @@ def test_interrupted_and_run_again(
         return made[-1]
 
     monkeypatch.setattr(evaluation, "make_sample", interrupt)
-    assert run("eval", "words", *FAST, *AXES, "--out", str(parts)).code == 130
+    stopped = run("eval", "words", *FAST, *AXES, "--out", str(parts))
+    assert stopped.code == 130
+    assert f"3 of 8 answers are kept in {parts}: the same command goes on" in stopped.err
     monkeypatch.undo()
     samples = parts / "samples.jsonl"
     assert len(samples.read_text().splitlines()) == 1 + 3

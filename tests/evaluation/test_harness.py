@@ -95,7 +95,7 @@ def theirs(
             *(sys.executable, "-W", "ignore", "-m", "lopa.evaluation.harness"),
             *("--model", "lopa", "--model_args", arguments, "--tasks", ",".join(tasks)),
             *("--include_path", str(folder), "--output_path", str(folder / "out")),
-            *("--batch_size", "4", "--device", "cpu", "--log_samples", *more),
+            *("--batch_size", "4", "--log_samples", *more),
         ],
         env={**os.environ, **offline, "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -9,6 +9,7 @@ import pytest
 from serving_support import Server, data_of
 
 from lopa import LLM, DecodeConfig
+from lopa.version import VERSION
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
 SETTINGS = DecodeConfig(branches=2, score="mean", block_size=8, max_new_tokens=32)
@@ -241,3 +242,22 @@ def test_both_endpoints_denoise(server: Server, path: str) -> None:
     with server.http.stream("POST", f"/v1/{path}", json=body) as response:
         kinds = [e if e == "[DONE]" else e["type"] for e in data_of(response.iter_lines())]
     assert (kinds[0], kinds[1], kinds[-2], kinds[-1]) == ("run", "round", "end", "[DONE]")
+
+
+def test_tokenize(server: Server, llm: LLM) -> None:
+    """The tokens that a request would have; nothing is decoded."""
+    counted = ("lopa_rounds_total", "lopa_answers_dropped_total")
+    before = [server.metric(name) for name in counted]
+    for body, prompt in (({"prompt": "Hello é"}, "Hello é"), ({"messages": MESSAGES}, MESSAGES)):
+        found = server.post("/tokenize", **body).json()
+        ids = llm.encode(prompt)
+        assert found == {"count": len(ids), "max_model_len": 512, "tokens": ids}
+    assert server.slots() == []
+    assert [server.metric(name) for name in counted] == before
+    for wrong in ({}, {"prompt": "x", "messages": MESSAGES}, {"prompt": ""}, {"text": "x"}):
+        assert server.post("/tokenize", **wrong).status_code == 400
+    assert server.post("/tokenize", prompt="x" * 600).json()["error"]["param"] == "prompt"
+
+
+def test_version(server: Server) -> None:
+    assert server.http.get("/version").json() == {"version": VERSION}

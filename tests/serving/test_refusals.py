@@ -6,10 +6,10 @@ from typing import Any
 
 import openai
 import pytest
-from serving_support import Server
+from serving_support import Server, until
 
 from lopa import DecodeConfig
-from lopa.serving.api.schemas import UNSUPPORTED, Decoding
+from lopa.serving.api.schemas import IGNORED, UNSUPPORTED, Decoding
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
 
@@ -61,6 +61,32 @@ def test_unsupported_fields(server: Server, field: str, value: Any) -> None:
 def test_neutral_values_are_accepted(server: Server, field: str) -> None:
     for value in (None, *UNSUPPORTED[field][0]):
         assert server.complete(max_tokens=1, **{field: value}).status_code == 200
+
+
+def test_harmless_fields_are_taken_with_a_note(server: Server, client: openai.OpenAI) -> None:
+    found = client.chat.completions.create(
+        model="bytes",
+        messages=MESSAGES,
+        max_tokens=1,
+        metadata={"trace": "a"},
+        reasoning_effort="low",
+        user="bo",
+    )
+    line = log_line(server, found.id)
+    assert (line["ignored"], line["user"]) == ("metadata,reasoning_effort", "bo")
+    for field in IGNORED:
+        assert server.complete(max_tokens=1, **{field: "x"}).status_code == 200
+    assert "ignored" not in log_line(server, server.complete(max_tokens=1).json()["id"])
+
+
+def log_line(server: Server, response_id: str) -> dict[str, Any]:
+    """Of a request; it is written after the response."""
+
+    def lines() -> list[dict[str, Any]]:
+        return [line for line in server.logged("request") if line.get("id") == response_id]
+
+    found: dict[str, Any] = until(lines, 10, server)[0]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -129,7 +155,7 @@ def test_bad_completions(server: Server, body: Any, param: str, words: str) -> N
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
             "messages[0].content[0].type",
-            "text",
+            "is 'image_url', and the model reads text only",
         ),
     ],
 )

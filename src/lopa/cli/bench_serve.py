@@ -48,7 +48,7 @@ def bench_serve(
     ] = "{}",
     seed: Annotated[int, typer.Option(min=0, help="Seed of prompts and arrivals.")] = 0,
     picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Plot it to FILE (needs lopa[plots]).")
+        Path | None, typer.Option(metavar="FILE", help=r"Plot it to FILE (needs lopa\[plots]).")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from lopa.cli.model import encode, load, output_text, prepare_cost
+from lopa.cli.model import encode, load, output_text, prepare_cost, read_input
 from lopa.cli.options import (
     DecodeOptions,
     ModelOptions,
@@ -93,7 +93,7 @@ class Conversation:
 def _read_line(interactive: bool) -> str | None:
     """The next line; None at the end of input."""
     if not interactive:
-        line = sys.stdin.readline()
+        line = read_input(sys.stdin.readline)
         return line.removesuffix("\n") if line else None
     while True:
         try:

@@ -20,7 +20,7 @@ from lopa.cli.options import (
     with_decoding,
     with_model,
 )
-from lopa.cli.sweep import run_sweep
+from lopa.cli.sweep import run_sweep, says_how_to_go_on
 from lopa.cli.terminal import progress_bar
 from lopa.errors import ConfigError
 from lopa.evaluation.protocol import PROTOCOLS
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from lopa.evaluation.benchmark import Benchmark
 
-_LIMIT = 500  # problems of a built-in task
+_LIMIT = 100  # problems of a built-in task: about a minute on two cores
 _SPLIT = "eval"
 
 
@@ -177,7 +177,7 @@ def evaluate(
     kept = Samples() if samples is None else SampleFile(samples, run)
     progress, bar = progress_bar(asked.title)
     total = len(asked.exercises)
-    with bar:
+    with says_how_to_go_on(samples, lambda: len(kept.of("", total)), total), bar:
         answer(
             llm,
             asked,

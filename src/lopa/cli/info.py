@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lopa.cli.options import JsonOption, default_model
-from lopa.cli.terminal import print_note
+from lopa.cli.terminal import bytes_text, count_text, plain_table, print_note, print_rich
 from lopa.errors import ConfigError, LopaError
 from lopa.models.files import BUILT_IN, read_json, safetensors_header
 from lopa.version import VERSION
@@ -60,7 +60,7 @@ def list_models(context: typer.Context, as_json: JsonOption = False) -> None:
                 "name": family.name,
                 "architectures": list(family.architectures),
                 "hub_ids": list(family.hub_ids),
-                "adapters": list(family.adapters),
+                "adapters": dict(family.adapters),
                 "decoders": list(family.decoders),
                 "verified": family.verified,
             }
@@ -85,27 +85,27 @@ def list_models(context: typer.Context, as_json: JsonOption = False) -> None:
     if as_json:
         print(json.dumps(found, ensure_ascii=False))
         return
-    families = _table("family", "decoders", "verified against")
+    families = plain_table("family", "decoders", "verified against")
     for entry in found["families"]:
         families.add_row(entry["name"], ", ".join(entry["decoders"]), entry["verified"])
-    _print(families)
+    print_rich(families)
     print()
-    published = _table("model", "family", "")
+    published = plain_table("model", "family", "")
     for entry in found["built_in"]:
         state = "built in" if entry["installed"] else "built in, not installed"
         published.add_row(entry["name"], "", state)
     for family in found["families"]:
         for name in family["hub_ids"]:
             published.add_row(name, family["name"], "checkpoint")
-        for name in family["adapters"]:
-            published.add_row(name, family["name"], "adapter")
-    random = _table("random weights", "family", "parameters", "in bf16")
+        for name, base in family["adapters"].items():
+            published.add_row(name, family["name"], f"adapter of {base}")
+    random = plain_table("random weights", "family", "parameters", "in bf16")
     for entry in found["dummies"]:
-        sizes = _count(entry["parameters"]), _bytes(entry["bf16_bytes"])
+        sizes = count_text(entry["parameters"]), bytes_text(entry["bf16_bytes"])
         random.add_row(entry["name"], entry["family"], *sizes)
-    _print(published)
+    print_rich(published)
     print()
-    _print(random)
+    print_rich(random)
 
 
 def doctor(as_json: JsonOption = False) -> None:
@@ -150,21 +150,22 @@ def doctor(as_json: JsonOption = False) -> None:
     if as_json:
         print(json.dumps(found, ensure_ascii=False))
     else:
-        _print(_report(found))
+        print_rich(_report(found))
     if broken:
         raise typer.Exit(1)
 
 
 def _report(found: dict[str, Any]) -> Table:
-    table = _table("", "")
+    table = plain_table("", "")
     for name, version in found["versions"].items():
         table.add_row(name, version or ("absent (optional)" if name in _OPTIONAL else "broken"))
     table.add_section()
     table.add_row("platform", found["platform"])
     table.add_row("CPU threads", str(found["cpu_threads"]))
-    table.add_row("memory", _bytes(found["memory_bytes"]) if found["memory_bytes"] else "unknown")
+    memory = found["memory_bytes"]
+    table.add_row("memory", bytes_text(memory) if memory else "unknown")
     for device in found.get("devices", []):
-        memory = f", {_bytes(device['memory_bytes'])}" if device["memory_bytes"] else ""
+        memory = f", {bytes_text(device['memory_bytes'])}" if device["memory_bytes"] else ""
         table.add_row(device["name"], device["description"] + memory)
     table.add_row("device used", found.get("default_device", "none"))
     table.add_row("dtype used", "the checkpoint's")
@@ -221,35 +222,3 @@ def _memory() -> int | None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):  # not on every system
         return None
-
-
-def _count(number: int) -> str:
-    for size, unit in ((10**9, " B"), (10**6, " M"), (10**3, " k")):
-        if number >= size:
-            return f"{number / size:.1f}{unit}"
-    return str(number)
-
-
-def _bytes(number: int) -> str:
-    for size, unit in ((2**30, "GiB"), (2**20, "MiB")):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return f"{number / 2**10:.1f} KiB"
-
-
-def _table(*columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    head = any(columns)
-    table = Table(box=box.SIMPLE_HEAD if head else None, show_edge=False, show_header=head)
-    for number, name in enumerate(columns):
-        # The first column is never wrapped, so that it can be copied.
-        table.add_column(name, style="" if number else "bold", no_wrap=not number, overflow="fold")
-    return table
-
-
-def _print(table: Table) -> None:
-    from rich.console import Console
-
-    Console(highlight=False, markup=False).print(table)

@@ -22,12 +22,14 @@ from lopa.cli.chat import chat
 from lopa.cli.evaluate import evaluate
 from lopa.cli.generate import generate
 from lopa.cli.info import doctor, models
+from lopa.cli.model_check import check
 from lopa.cli.race import race
 from lopa.cli.serve import ENVIRONMENT, serve
 from lopa.cli.study import study
 from lopa.cli.terminal import one_line
 from lopa.distributed.launch import is_main_rank, launch_info
 from lopa.errors import ConfigError, DeviceError, LopaError, PromptError
+from lopa.thread_waits import wait_briefly
 from lopa.version import VERSION
 
 app = typer.Typer(
@@ -42,6 +44,7 @@ bench.command("parallel")(bench_parallel)
 bench.command("scaling")(bench_scaling)
 bench.command("serve")(bench_serve)
 app.command(context_settings={"auto_envvar_prefix": ENVIRONMENT})(serve)
+models.command("check")(check)
 app.add_typer(models, name="models")
 app.add_typer(bench, name="bench")
 
@@ -64,6 +67,7 @@ def lopa(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, `sys.argv` unless arguments are given; returns the exit code."""
+    wait_briefly()
     # A stream that the caller has closed is not an error.
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115

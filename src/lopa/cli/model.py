@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, overload
 
@@ -131,12 +132,21 @@ def read_prompt(argument: str) -> str:
     elif not is_main_rank():
         return ""  # rank 0 reads it: see `broadcast_text`
     else:
-        try:
-            text = sys.stdin.read().removesuffix("\n")
-        except UnicodeDecodeError:
-            raise PromptError("standard input is not UTF-8 text: convert it first") from None
+        text = read_input(sys.stdin.read).removesuffix("\n")
     if not text:
         raise PromptError("the prompt is empty: give at least one token")
+    return text
+
+
+def read_input(read: Callable[[], str]) -> str:
+    """Text of standard input, which must be UTF-8."""
+    try:
+        text = read()
+        text.encode()  # Python may let other bytes pass, as lone surrogates
+    except UnicodeError:
+        raise PromptError(
+            "standard input is not UTF-8 text: convert it first (iconv -f ENCODING -t utf-8)"
+        ) from None
     return text
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _DECODERS = get_args(DecoderName)
 _EXAMPLE = "Question: Why is the sky blue in the day and red in the evening?\nAnswer:"
 _EXAMPLE_SEED = 3
+_NEW_TOKENS = 128  # at most, of each decoder: a comparison need not be long
 _FRAME_SECONDS = 1 / 20
 _LANE_LINES = 7  # of text in the live view, at most
 _TEXT_LINES = 8  # of text in the table, at most; --json has all of it
@@ -48,7 +49,7 @@ H200_TINY = ((64, 0.46e-3), (512, 0.61e-3))
 H200_7B = ((64, 3.96e-3), (512, 10.5e-3))
 
 
-@with_decoding("decoder")
+@with_decoding("decoder", max_new_tokens=str(_NEW_TOKENS))
 @with_model()
 def race(
     model: ModelOptions,
@@ -75,12 +76,14 @@ def race(
     """
     from lopa.models.checkpoint import model_config
 
+    if model.preset is None:
+        decoding = {"max_new_tokens": _NEW_TOKENS, **decoding}
     names = decoders.split(",") if decoders is not None else None
     configs = configurations(names, decoding, model.preset, model_config(model.name))
     text = example(model.name, decoding.get("seed")) if prompt is None else read_prompt(prompt)
     llm = load(model)
     if prompt is None:
-        print_note(f"{visible(text.strip())}\n")
+        print_note(visible(text, "↵\n"))  # as it is used: line breaks count
     prompt_ids = encode(llm, text, chat)
     cost_seconds = prepare_cost(llm, *configs)
     outputs = run(llm, prompt_ids, configs)

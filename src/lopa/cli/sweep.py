@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ def run_sweep(
     run = {**benchmark.described(), "settings": settings}
     file = SampleFile(folder / "samples.jsonl", run | {"host": environment(llm)})
     progress, bar = progress_bar(benchmark.title)
-    with bar:
+    with says_how_to_go_on(folder, lambda: sweep.done(file), sweep.answers), bar:
         sweep.run(llm, file, batch_size, lambda: progress(sweep.done(file), sweep.answers))
     report = {**run, "host": environment(llm), "batch_size": batch_size, **sweep.report(file)}
     write_lines(folder / "report.json", [json.dumps(report, ensure_ascii=False, indent=1)])
@@ -67,6 +68,22 @@ def run_sweep(
     for line in lines[1:]:
         print(line)
     print_note(f"samples, report and plots are in {folder}: see report.html")
+
+
+@contextmanager
+def says_how_to_go_on(place: Path | None, done: Callable[[], int], total: int) -> Iterator[None]:
+    """When it is interrupted, say what is kept and how to go on. place: where answers are kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if place is None:
+            print_note("stopped; nothing is kept: with --samples FILE a run can go on")
+        else:
+            print_note(
+                f"stopped; {done()} of {total} answers are kept in {place}: the same command goes "
+                "on from there"
+            )
+        raise
 
 
 def make_folder(folder: Path) -> Path:

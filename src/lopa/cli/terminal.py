@@ -13,6 +13,7 @@ from lopa.distributed.launch import is_main_rank
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from lopa.engine.output import Output
 
@@ -115,3 +116,36 @@ def print_table(heads: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
         table.add_row(*row)
     width = None if sys.stdout.isatty() else _FILE_WIDTH
     Console(highlight=False, markup=False, width=width).print(table)
+
+
+def plain_table(*columns: str) -> Table:
+    """A table of words; without names of columns it has no head."""
+    from rich import box
+    from rich.table import Table
+
+    head = any(columns)
+    table = Table(box=box.SIMPLE_HEAD if head else None, show_edge=False, show_header=head)
+    for number, name in enumerate(columns):
+        # The first column is never wrapped, so that it can be copied.
+        table.add_column(name, style="" if number else "bold", no_wrap=not number, overflow="fold")
+    return table
+
+
+def print_rich(table: Table) -> None:
+    from rich.console import Console
+
+    Console(highlight=False, markup=False).print(table)
+
+
+def count_text(number: int) -> str:
+    for size, unit in ((10**9, " B"), (10**6, " M"), (10**3, " k")):
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return str(number)
+
+
+def bytes_text(number: int) -> str:
+    for size, unit in ((2**30, "GiB"), (2**20, "MiB")):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number / 2**10:.1f} KiB"

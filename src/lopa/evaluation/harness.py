@@ -137,8 +137,15 @@ def _prompt(context: str) -> Prompt:
 def main() -> None:
     from lm_eval.__main__ import cli_evaluate
 
-    sys.argv[0] = "lm_eval"
+    sys.argv = ["lm_eval", *with_device(sys.argv[1:])]
     cli_evaluate()
+
+
+def with_device(arguments: list[str]) -> list[str]:
+    """The arguments of a run with the device that is here: the harness's own default is cuda:0."""
+    named = {argument.partition("=")[0] for argument in arguments}
+    asks = bool(named & {"--model", "-M"}) and "--device" not in named
+    return [*arguments, "--device", "auto"] if asks else arguments
 
 
 if __name__ == "__main__":

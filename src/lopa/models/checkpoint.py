@@ -29,6 +29,7 @@ from lopa.models.lora import Lora
 from lopa.models.part import Part
 from lopa.models.tensor_file import TensorFile
 from lopa.models.transformer import Layer, Transformer
+from lopa.models.unreadable import no_config, no_weights
 
 DUMMY = "dummy:"  # in front of a shape's name: random weights
 Progress = Callable[[int, int], None]  # tensors done, tensors in all
@@ -48,6 +49,8 @@ def model_config(name: str | Path) -> ModelConfig:
 
 
 def read_config(folder: Path) -> ModelConfig:
+    if not (folder / "config.json").exists():
+        raise no_config(folder)
     raw = read_json(folder / "config.json")
     return family_of(raw).read_config(raw)
 
@@ -67,18 +70,12 @@ def load(
 
     Of a part of it the config is still that of the whole model.
     """
-    family = family_named(config.family)
-    files = _files(folder)
-    config, targets = _fit(files, family, config)
+    config, targets, keys = check(folder, config)  # before memory is asked for
     lora = Lora.read(adapter, targets) if adapter else None
-    _check_names(folder, files, targets, family, config)
-    keys: dict[Path, list[str]] = {}  # by file
+    files = {key: path for path, inside in keys.items() for key in inside}
     places: dict[str, list[str]] = {}  # by the module that they are for
     for key, target in targets.items():
-        keys.setdefault(files[key], []).append(key)
         places.setdefault(_module_of(target.parameter), []).append(key)
-    for path, inside in keys.items():  # before memory is asked for
-        _check_shapes(path, inside, targets)
     done = 0
     with ExitStack() as stack:
         opened = {path: stack.enter_context(TensorFile(path)) for path in sorted(keys)}
@@ -132,6 +129,25 @@ def _module_of(parameter: str) -> str:
     """Of those that are made one after another."""
     parts = parameter.split(".")
     return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
+
+
+def check(
+    folder: Path, config: ModelConfig
+) -> tuple[ModelConfig, dict[str, Target], dict[Path, list[str]]]:
+    """Whether the folder's tensors are those of the config, by their names and shapes alone.
+
+    Returns the config that they have, where each belongs, and their names by file.
+    """
+    family = family_named(config.family)
+    files = _files(folder)
+    config, targets = _fit(files, family, config)
+    _check_names(folder, files, targets, family, config)
+    keys: dict[Path, list[str]] = {}
+    for key in targets:
+        keys.setdefault(files[key], []).append(key)
+    for path, inside in keys.items():
+        _check_shapes(path, inside, targets)
+    return config, targets, keys
 
 
 def _read(
@@ -255,11 +271,7 @@ def _files(folder: Path) -> dict[str, Path]:
     elif single.exists():
         files = dict.fromkeys(safetensors_header(single), single)
     else:
-        others = sorted(p.name for p in folder.glob("*.bin")) + sorted(
-            p.name for p in folder.glob("*.pt*")
-        )
-        hint = f" ({others[0]} is not read: convert it to safetensors)" if others else ""
-        raise CheckpointError(f"{folder} holds no model.safetensors{hint}")
+        raise no_weights(folder)
     return files
 
 

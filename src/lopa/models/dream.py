@@ -61,11 +61,11 @@ FAMILY = Family(
         "apple/DiffuCoder-7B-cpGRPO",
         "d3LLM/d3LLM_Dream",
     ),
-    adapters=(
-        "SJTU-Deng-Lab/D2F_Dream_Base_7B_Lora",
-        "SJTU-Deng-Lab/D2F_Dream_Instruct_7B_Lora",
-        "SJTU-Deng-Lab/D2F_DiffuCoder_Instruct_7B_Lora",
-    ),
+    adapters={
+        "SJTU-Deng-Lab/D2F_Dream_Base_7B_Lora": "Dream-org/Dream-v0-Base-7B",
+        "SJTU-Deng-Lab/D2F_Dream_Instruct_7B_Lora": "Dream-org/Dream-v0-Instruct-7B",
+        "SJTU-Deng-Lab/D2F_DiffuCoder_Instruct_7B_Lora": "apple/DiffuCoder-7B-Instruct",
+    },
     verified="logits, caches and vanilla, D2F and LoPA runs of the published code, on tiny weights",
     shapes={
         "dream-7b": _DREAM_7B,

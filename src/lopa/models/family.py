@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from lopa.config import DecodeConfig, DecoderName, options_of
 from lopa.errors import CheckpointError, ConfigError
 from lopa.models.config import ModelConfig
+from lopa.models.unreadable import check_quantized
 
 
 class Target(NamedTuple):
@@ -48,7 +49,7 @@ class Family:
     # Tokens that end an answer beside the config's eos, when the tokenizer has them.
     turn_ends: tuple[str, ...] = ()
     hub_ids: tuple[str, ...] = ()
-    adapters: tuple[str, ...] = ()
+    adapters: Mapping[str, str] = field(default_factory=dict)  # published for d2f and lopa → base
     verified: str = ""  # against what it was checked
     # Tensors that checkpoints carry although they follow from the config.
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
@@ -106,7 +107,7 @@ def optional(raw: Mapping[str, Any], name: str, default: int) -> int:
 
 def refuse(raw: Mapping[str, Any], unsupported: Mapping[str, tuple[object, ...]]) -> None:
     """Stop at a field whose value is none of those the transformer implements."""
-    unsupported = {**unsupported, "quantization_config": (None,)}
+    check_quantized(raw)
     for name, allowed in unsupported.items():
         if name in raw and raw[name] not in allowed:
             wants = " or ".join(repr(value) for value in allowed)

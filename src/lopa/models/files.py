@@ -5,20 +5,38 @@ from __future__ import annotations
 import json
 import re
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from lopa.errors import CheckpointError
+from lopa.models import hub
+from lopa.models.unreadable import check_pointer, is_gguf
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
-_WANTED = ["*.json", "*.safetensors", "merges.txt", "*.jinja"]
 MAX_BYTES = 100_000_000  # of a JSON file, and of a header: the limit of safetensors itself
 BUILT_IN = {"tiny": Path(__file__).parents[1] / "tiny"}
 
 
 def resolve(name: str | Path, what: str = "model") -> Path:
     """The folder of a built-in name, a local folder or a hub id (downloaded when needed)."""
+    return local_folder(name, what) or hub.download(str(name), what)
+
+
+@contextmanager
+def headers_of(name: str | Path, what: str = "model") -> Iterator[Path]:
+    """A folder with the config and the headers at least; of a hub id nothing else is fetched."""
+    folder = local_folder(name, what) or hub.cached(str(name))
+    if folder is not None:
+        yield folder
+        return
+    with hub.headers(str(name), what) as folder:
+        yield folder
+
+
+def local_folder(name: str | Path, what: str = "model") -> Path | None:
+    """The folder of a built-in name or a local folder; None: a hub id."""
     if str(name) in BUILT_IN and (BUILT_IN[str(name)] / "config.json").exists():
         return BUILT_IN[str(name)]
     folder = Path(name)
@@ -27,22 +45,15 @@ def resolve(name: str | Path, what: str = "model") -> Path:
     if str(name) and folder.is_dir():
         return folder
     if folder.is_file():
+        if folder.suffix == ".gguf":
+            raise is_gguf(folder)
         raise CheckpointError(f"{what} {name} is a file: give the folder that holds it")
     if not _HUB_ID.match(str(name)):
         raise CheckpointError(
             f"{what} {name} does not exist: give a folder, a hub id such as "
             "Dream-org/Dream-v0-Instruct-7B, or dummy:dream-tiny"
         )
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(str(name), allow_patterns=_WANTED))
-    except Exception as error:  # the hub client raises a dozen unrelated kinds
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(
-            f"{what} {name} is no folder here and could not be fetched from the hub ({reason}): "
-            "check the name and the network, or give a local folder"
-        ) from error
+    return None
 
 
 def file_size(path: Path) -> int:
@@ -63,9 +74,11 @@ def read_text(path: Path) -> str:
     if file_size(path) > MAX_BYTES:
         raise CheckpointError(f"{path} is larger than {MAX_BYTES} bytes: fetch it again")
     try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as text ({error}): fetch it again") from None
+    check_pointer(path, text[:64].encode())
+    return text
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -84,7 +97,10 @@ def safetensors_header(path: Path) -> dict[str, Any]:
     size = file_size(path)
     try:
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
+            start = file.read(64)
+            check_pointer(path, start)
+            file.seek(8)
+            length = int.from_bytes(start[:8], "little")
             if not 2 <= length <= size - 8:
                 raise ValueError("its header is cut off")
             if length > MAX_BYTES:

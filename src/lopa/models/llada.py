@@ -80,6 +80,27 @@ def weight_targets(config: ModelConfig) -> dict[str, Target]:
     return merged_targets(config, _NAMES)
 
 
+_LLADA_8B = ModelConfig(
+    family="llada",
+    vocab_size=126464,
+    hidden_size=4096,
+    layers=32,
+    heads=32,
+    kv_heads=32,
+    head_dim=128,
+    intermediate_size=12288,
+    norm_eps=1e-5,
+    rope_theta=5e5,
+    max_positions=4096,
+    qkv_bias=False,
+    qk_norm=False,
+    tied_head=False,
+    shift=False,
+    mask_id=_MASK_ID,
+    eos_ids=(126081,),
+    dtype="bfloat16",
+)
+
 FAMILY = Family(
     name="llada",
     architectures=("LLaDAModelLM",),
@@ -94,9 +115,10 @@ FAMILY = Family(
         "GSAI-ML/LLaDA-1.5",
         "d3LLM/d3LLM_LLaDA",
     ),
-    adapters=("SJTU-Deng-Lab/D2F_LLaDA_Instruct_8B_Lora",),
+    adapters={"SJTU-Deng-Lab/D2F_LLaDA_Instruct_8B_Lora": "GSAI-ML/LLaDA-8B-Instruct"},
     verified="logits, LoRA and semi-autoregressive, Fast-dLLM and D2F runs of the published code, "
     "on tiny weights",
+    shapes={"llada-8b": _LLADA_8B},
     tiny={
         "architectures": ["LLaDAModelLM"],
         "model_type": "llada",

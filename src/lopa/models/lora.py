@@ -28,6 +28,7 @@ _PLAIN: dict[str, tuple[object, ...]] = {
     "layer_replication": (None, []),
     "use_qalora": (None, False),
 }
+_WEIGHTS = "adapter_model.safetensors"
 
 
 @dataclass(slots=True)
@@ -45,67 +46,84 @@ class Lora:
     @classmethod
     def read(cls, folder: Path, targets: dict[str, Target]) -> Lora:
         """Reads adapter_config.json and adapter_model.safetensors; every tensor must fit."""
-        config = read_json(folder / "adapter_config.json")
-        for name, plain in _PLAIN.items():
-            if name in config and config[name] not in plain:
-                raise CheckpointError(
-                    f"{folder}: adapter with {name} = {config[name]!r} is not supported, "
-                    "only plain LoRA is: merge it into the model with PEFT first"
-                )
-        path = folder / "adapter_model.safetensors"
-        if not path.exists():
-            raise CheckpointError(f"{path} is missing: is {folder} a PEFT adapter folder?")
-        safetensors_header(path)  # its checks, before the file is opened
-        halves: dict[str, dict[str, Tensor]] = {}
+        scales, keys = check(folder, targets)
+        path = folder / _WEIGHTS
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
-                for key in file.keys():  # noqa: SIM118 (safe_open is no mapping)
-                    match = _KEY.match(key)
-                    target = targets.get(match[1] + ".weight") if match else None
-                    if match is None or target is None or len(target.shape) != 2:
-                        raise CheckpointError(
-                            f"{path}: {key} fits no layer of this model: "
-                            "the adapter was made for another one"
-                        )
-                    halves.setdefault(match[1], {})[match[2]] = file.get_tensor(key)
+                tensors = {key: file.get_tensor(key) for pair in keys.values() for key in pair}
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}): fetch it again") from None
-        if not halves:
-            raise CheckpointError(f"{path} holds no LoRA tensors")
-        return cls._fit(path, config, halves, targets)
-
-    @classmethod
-    def _fit(
-        cls,
-        path: Path,
-        config: dict[str, Any],
-        halves: dict[str, dict[str, Tensor]],
-        targets: dict[str, Target],
-    ) -> Lora:
-        pairs, scales = {}, {}
-        for module, half in halves.items():
-            if half.keys() != {"A", "B"}:
-                raise CheckpointError(f"{path}: {module} has only one half of its LoRA pair")
-            if not _is_target(config.get("target_modules"), module):
-                raise CheckpointError(
-                    f"{path}: {module} is none of the target_modules of adapter_config.json: "
-                    "the two files are not of one adapter"
-                )
-            rank = _pattern(config, "rank_pattern", module, config.get("r"))
-            alpha = _pattern(config, "alpha_pattern", module, config.get("lora_alpha"))
-            if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
-                raise CheckpointError(f"{path.parent}: adapter_config.json lacks r or lora_alpha")
-            out, into = targets[module + ".weight"].shape
-            if half["A"].shape != (rank, into) or half["B"].shape != (out, rank):
-                raise CheckpointError(
-                    f"{path}: {module} has A {list(half['A'].shape)} and B "
-                    f"{list(half['B'].shape)} where [{rank}, {into}] and [{out}, {rank}] fit "
-                    "this model: the adapter was made for another one"
-                )
-            pairs[module + ".weight"] = half["A"], half["B"]
-            root = math.sqrt(rank) if config.get("use_rslora") else rank
-            scales[module + ".weight"] = alpha / root
+        pairs = {target: (tensors[a], tensors[b]) for target, (a, b) in keys.items()}
         return cls(pairs, scales)
+
+
+def check(
+    folder: Path, targets: dict[str, Target]
+) -> tuple[dict[str, float], dict[str, tuple[str, str]]]:
+    """Whether an adapter fits the model, by its config and its header alone.
+
+    Returns the scale and the names of A and B by checkpoint key.
+    """
+    if not (folder / "adapter_config.json").exists():
+        raise CheckpointError(
+            f"{folder / 'adapter_config.json'} is missing: fetch it from where {_WEIGHTS} came "
+            "from; a folder that holds a whole model is not an adapter"
+        )
+    config = read_json(folder / "adapter_config.json")
+    for name, plain in _PLAIN.items():
+        if name in config and config[name] not in plain:
+            raise CheckpointError(
+                f"{folder}: adapter with {name} = {config[name]!r} is not supported, "
+                "only plain LoRA is: merge it into the model with PEFT first"
+            )
+    path = folder / _WEIGHTS
+    if not path.exists():
+        pickled = (folder / "adapter_model.bin").exists()
+        raise CheckpointError(
+            f"{path} is missing: "
+            + (
+                "adapter_model.bin is not read, load it with PEFT and save it again by "
+                "save_pretrained(FOLDER)"
+                if pickled
+                else f"is {folder} a PEFT adapter folder?"
+            )
+        )
+    header = safetensors_header(path)
+    halves: dict[str, dict[str, str]] = {}
+    for key in header:
+        match = _KEY.match(key)
+        target = targets.get(match[1] + ".weight") if match else None
+        if match is None or target is None or len(target.shape) != 2:
+            raise CheckpointError(
+                f"{path}: {key} fits no layer of this model: the adapter was made for another one"
+            )
+        halves.setdefault(match[1], {})[match[2]] = key
+    if not halves:
+        raise CheckpointError(f"{path} holds no LoRA tensors")
+    scales, keys = {}, {}
+    for module, half in halves.items():
+        if half.keys() != {"A", "B"}:
+            raise CheckpointError(f"{path}: {module} has only one half of its LoRA pair")
+        if not _is_target(config.get("target_modules"), module):
+            raise CheckpointError(
+                f"{path}: {module} is none of the target_modules of adapter_config.json: "
+                "the two files are not of one adapter"
+            )
+        rank = _pattern(config, "rank_pattern", module, config.get("r"))
+        alpha = _pattern(config, "alpha_pattern", module, config.get("lora_alpha"))
+        if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+            raise CheckpointError(f"{path.parent}: adapter_config.json lacks r or lora_alpha")
+        out, into = targets[module + ".weight"].shape
+        a, b = header[half["A"]]["shape"], header[half["B"]]["shape"]
+        if a != [rank, into] or b != [out, rank]:
+            raise CheckpointError(
+                f"{path}: {module} has A {a} and B {b} where [{rank}, {into}] and [{out}, {rank}] "
+                "fit this model: the adapter was made for another one"
+            )
+        keys[module + ".weight"] = half["A"], half["B"]
+        root = math.sqrt(rank) if config.get("use_rslora") else rank
+        scales[module + ".weight"] = alpha / root
+    return scales, keys
 
 
 def _is_target(targets: Any, module: str) -> bool:

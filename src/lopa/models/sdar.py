@@ -29,6 +29,28 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
+_8B = ModelConfig(
+    family="sdar",
+    vocab_size=151936,
+    hidden_size=4096,
+    layers=36,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    intermediate_size=12288,
+    norm_eps=1e-6,
+    rope_theta=1e6,
+    max_positions=32768,
+    qkv_bias=False,
+    qk_norm=True,
+    tied_head=False,
+    shift=False,
+    mask_id=_MASK_ID,
+    eos_ids=(151643,),
+    dtype="bfloat16",
+    trained_block=_BLOCK,
+)
+
 FAMILY = Family(
     name="sdar",
     architectures=("SDARForCausalLM",),
@@ -44,6 +66,7 @@ FAMILY = Family(
     ),
     verified="logits, caches and static, dynamic, sequential runs of the published code, on tiny "
     "weights",
+    shapes={"sdar-8b": _8B},
     tiny=TINY
     | {
         "architectures": ["SDARForCausalLM"],

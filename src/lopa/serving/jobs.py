@@ -30,6 +30,7 @@ class Job:
     stream: bool = False  # its events are sent to the client at once
     denoise: bool = False  # events carry trace lines
     logprobs: bool = False
+    tokenize: bool = False  # only the tokens of the prompt are wanted: nothing is decoded
     # Of the rounds that an engine which was lost has reported: they are run again as they were.
     known_branches: list[int] = field(default_factory=list)
 
@@ -49,10 +50,11 @@ def prompt_characters(prompt: Any) -> int | None:
 
 @dataclass(slots=True, kw_only=True)
 class Accepted:
-    """The job is valid, and waits for its turn."""
+    """The job is valid, and waits for its turn; the only event of one that is tokenized."""
 
     prompt_tokens: int
     max_tokens: int
+    token_ids: list[int] = field(default_factory=list)  # tokenize: of the prompt
     trace_line: str | None = None  # denoise: the `run` line, as JSON
 
 

@@ -27,6 +27,7 @@ from lopa.serving.api.middleware import (
 from lopa.serving.api.openai import Endpoints
 from lopa.serving.api.request_state import Backend
 from lopa.serving.api.schemas import validation_error
+from lopa.serving.api.tokenize import TokenizeEndpoint
 from lopa.serving.config import ServeConfig
 from lopa.serving.playground import router as playground
 from lopa.version import VERSION
@@ -60,6 +61,7 @@ def create_app(backend: Backend, metrics: Metrics, config: ServeConfig, model: s
     app.state.backend, app.state.model = backend, model  # read by the playground
     metrics.watch(backend)
     app.include_router(Endpoints(backend, metrics, model, config.max_choices).router)
+    app.include_router(TokenizeEndpoint(backend, metrics).router)
     app.include_router(HealthEndpoints(backend, metrics).router)
     app.include_router(playground, include_in_schema=False)
     return app

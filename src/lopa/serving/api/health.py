@@ -1,4 +1,4 @@
-"""`/health`, `/metrics` and `/slots`."""
+"""`/health`, `/metrics`, `/slots` and `/version`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from lopa.serving.api.metrics import Metrics
 from lopa.serving.api.request_state import Backend
+from lopa.version import VERSION
 
 
 class HealthEndpoints:
@@ -22,6 +23,7 @@ class HealthEndpoints:
             self.router.head(f"/health{path}", include_in_schema=False)(route)
         self.router.get("/metrics", summary="Prometheus metrics")(self.metrics)
         self.router.get("/slots", summary="What each request is doing")(self.slots)
+        self.router.get("/version", summary="Version of the server")(self.version)
 
     async def ready(self, deep: bool = False) -> JSONResponse:
         """`deep` asks the engine for a round."""
@@ -42,3 +44,6 @@ class HealthEndpoints:
 
     async def slots(self) -> JSONResponse:
         return JSONResponse({"slots": [request.describe() for request in self.backend.requests()]})
+
+    async def version(self) -> JSONResponse:
+        return JSONResponse({"version": VERSION})

@@ -82,6 +82,7 @@ class Endpoints:
         response_id = f"{format_type.prefix}-{uuid.uuid4().hex}"
         log_fields = raw_request.state.log_fields
         log_fields["id"], log_fields["user"] = response_id, body.user
+        log_fields["ignored"] = ",".join(body.ignored) or None
         jobs = self._jobs(body, prompts, response_id)
         response_format = format_type(response_id, self.model, body.wants_logprobs)
         try:

@@ -89,4 +89,5 @@ class RequestContext:
             if request.end is None and not request.aborted:
                 request.aborted = True
                 self._backend.abort(request)
-                self._metrics.aborted.inc()
+                if not request.job.tokenize:  # which has no end of its own
+                    self._metrics.aborted.inc()

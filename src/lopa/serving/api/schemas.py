@@ -7,9 +7,16 @@ of OpenAI's API may be sent with their neutral value, since clients do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_validator,
+)
 
 from lopa.config import (
     AcceptName,
@@ -52,15 +59,17 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "modalities": ((["text"],), "the output is plain text"),
     "audio": ((), "the output is plain text"),
     "prediction": ((), "predictions are not used"),
-    "reasoning_effort": ((), "the model has no such setting"),
-    "verbosity": ((), "the model has no such setting"),
-    "service_tier": (("auto", "default"), "there is one tier"),
     "store": ((False,), "nothing is stored"),
-    "metadata": (({},), "nothing is stored"),
-    "prompt_cache_key": ((), "prefixes are shared automatically"),
-    "safety_identifier": ((), "nothing is stored"),
     "web_search_options": ((), _NO_TOOLS),
 }
+# Fields without which the answer is the same: taken whatever their value, with a note in the log.
+IGNORED = frozenset(
+    {
+        *("metadata", "safety_identifier", "service_tier"),  # for an account
+        *("reasoning_effort", "verbosity"),  # no model here has such a setting
+        "prompt_cache_key",  # prefixes are shared without one
+    }
+)
 _MESSAGE_EXTRAS = ("refusal", "tool_calls", "function_call", "audio", "annotations", "name")
 
 
@@ -137,19 +146,31 @@ class Request(Decoding):
     stream_mode: StreamMode | None = None
     user: str | None = Field(None, max_length=256, description="Written to the server's log.")
 
-    @model_validator(mode="before")
+    _ignored: list[str] = PrivateAttr(default_factory=list)
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _drop_neutral(cls, given: Any) -> Any:
+    def _drop_neutral(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(given, Mapping):
-            return given
+            return handler(given)
         if len(given) > MAX_FIELDS:
             raise ApiError(400, f"the body has {len(given)} fields: send those that you need")
-        kept = {}
+        kept, ignored = {}, []
         for name, value in given.items():
             if name in UNSUPPORTED and name not in cls.model_fields and _is_neutral(name, value):
                 continue
+            if name in IGNORED:
+                ignored.append(name)
+                continue
             kept[name] = value
-        return kept
+        request = handler(kept)
+        request._ignored = ignored
+        return request
+
+    @property
+    def ignored(self) -> list[str]:
+        """Fields that were given and change nothing, for the log."""
+        return self._ignored
 
     @property
     def denoise(self) -> bool:
@@ -295,6 +316,14 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
             f"{param}: alternatives to the chosen tokens are not kept; leave it out"
             if param == "top_logprobs"
             else "logprobs: alternatives to the chosen tokens are not kept; use 0",
+            param=param,
+            code="unsupported_value",
+        )
+    if param and param.endswith("].type") and kind == "literal_error":
+        return ApiError(
+            400,
+            f"{param} is {error['input']!r:.40}, and the model reads text only: send parts of "
+            "type text",
             param=param,
             code="unsupported_value",
         )

@@ -160,6 +160,10 @@ class Worker:
         with self._opening:
             return self._open(job, ids, since)
 
+    def _tokenize(self, job: Job) -> Accepted:
+        ids = self.llm.encode(job.prompt, at_most=self.most_tokens)
+        return Accepted(prompt_tokens=len(ids), max_tokens=self.most_tokens, token_ids=ids)
+
     def _open(self, job: Job, ids: list[int], since: float) -> tuple[RunningJob, Accepted]:
         llm, given = self.llm, self._with_defaults(job.options)
         names = [name for name in ("decoder", "window") if name in given]
@@ -225,14 +229,19 @@ class Worker:
         if job.id not in self._encoding:
             return
         try:
-            task, accepted = self.open(job)
+            if job.tokenize:
+                accepted = self._tokenize(job)
+            else:
+                task, accepted = self.open(job)
         except BaseException as error:  # no request may end this thread, nor the process
             self._encoding.discard(job.id)
             self._send([(job.id, _failure(error, job))])
             return
         self._send([(job.id, accepted)])
         with self._changed:
-            if job.id in self._encoding:
+            if job.tokenize:
+                self._encoding.discard(job.id)
+            elif job.id in self._encoding:
                 self._encoding.discard(job.id)
                 self._orders.append(("submit", task))
                 self._changed.notify()

@@ -14,6 +14,7 @@ from lopa.serving.api.engine_client import EngineClient
 from lopa.serving.api.request_state import NullObserver
 from lopa.serving.config import EngineConfig
 from lopa.serving.jobs import Event, Job, pack
+from lopa.thread_waits import wait_briefly
 
 REPLICA_QUEUE = 8  # jobs that wait in a replica, so that a free slot need not wait for one
 
@@ -27,6 +28,7 @@ class Replica:
         logs.set_up("json")
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         config = EngineConfig(**engine)
+        wait_briefly()
         if config.ranks > 1:
             os.environ["OMP_NUM_THREADS"] = "1"  # a rank has one core
         self._client = EngineClient(

@@ -322,7 +322,7 @@ export class RaceView {
   address() {
     const e = this.element;
     const search = new URLSearchParams({ prompt: e["prompt"].value, tokens: e["tokens"].value });
-    if (!e["together"].checked) search.append("together", "no");
+    if (e["together"].checked) search.append("together", "yes");
     if (e["chat"].checked) search.append("chat", "true");
     for (const lane of this.lanes) search.append("lane", encodeSettings(lane.form.values()));
     return search;
@@ -332,7 +332,7 @@ export class RaceView {
     const e = this.element;
     if (search.has("prompt")) e["prompt"].value = search.get("prompt");
     if (Number(search.get("tokens"))) e["tokens"].value = Number(search.get("tokens"));
-    e["together"].checked = search.get("together") !== "no";
+    e["together"].checked = search.get("together") === "yes";
     e["chat"].checked = search.get("chat") === "true";
     const lanes = search.getAll("lane").slice(0, MAX_LANES);
     if (!lanes.length) return;
