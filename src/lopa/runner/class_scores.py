@@ -21,7 +21,6 @@ LEAST = 700.0
 # What top-p and top-k drop is this much worse than anything they keep: a path has as little of it
 # as it can.
 DROPPED = 1e9
-_TINY = torch.finfo(torch.float64).tiny
 
 
 class ScoreColumns(NamedTuple):
@@ -38,6 +37,11 @@ class ScoreColumns(NamedTuple):
         mean = None if self.mean is None else self.mean[:, where]
         key, token, logit, mass = (x[:, where] for x in self[:4])
         return ScoreColumns(key, token, logit, mass, mean)
+
+    def in_fp64(self) -> ScoreColumns:
+        mean = None if self.mean is None else self.mean.double()
+        key, logit, mass = (x.double() for x in (self.key, self.logit, self.mass))
+        return ScoreColumns(key, self.token, logit, mass, mean)
 
     def transposed(self) -> ClassScores:
         """For a host."""
@@ -123,14 +127,34 @@ def scores_of(
 ) -> ScoreColumns:
     segments = _token_classes.of(automaton, first, logits.shape[1], logits.device)
     # Transposed: a class is a few whole rows
-    level = (logits - highest[:, None]).T.double().clamp(min=NOTHING)
-    key, row = segments.max(segments.padded(level if keys is None else keys.T.clamp(min=NOTHING)))
-    logit = key if keys is None else segments.padded(level).gather(0, row)
-    level = level.clamp(min=-LEAST)
-    chance = level.exp()
-    total = segments.sum(segments.padded(chance, 0.0))
-    mean = None
-    if config.ranking == "neg_entropy":
-        mean = segments.sum(segments.padded(chance * level, 0.0)) / total.clamp(min=_TINY)
-    mass = total.log().clamp(min=NOTHING)
-    return ScoreColumns(key, row + first, logit.clamp(min=-LEAST), mass, mean)
+    level = segments.padded((logits - highest[:, None]).clamp_(min=NOTHING).T)
+    padded_keys = None if keys is None else segments.padded(keys.clamp(min=NOTHING).T)
+    wants_mean = config.ranking == "neg_entropy"
+    shape = segments.groups, len(logits)
+    key, logit, mass, mean = level.new_full((4, *shape), NOTHING)
+    if padded_keys is not None:
+        key = key.to(padded_keys.dtype)
+    token = torch.zeros(shape, dtype=torch.int64, device=logits.device)
+    for groups, members, values in segments.each(level):
+        if members.shape[1] == 1:  # a class of one token
+            values = values[:, 0]
+            key[groups] = values if padded_keys is None else padded_keys[members[:, 0]]
+            token[groups] = members + first
+            logit[groups] = mass[groups] = mean[groups] = values
+            continue
+        top, place = values.max(dim=1)
+        below = values.sub_(top[:, None]).clamp_(min=-LEAST)
+        chance = below.exp()
+        total = chance.sum(dim=1)
+        mass[groups] = top + total.log()
+        if wants_mean:
+            mean[groups] = top + chance.mul_(below).sum(dim=1) / total
+        if padded_keys is None:
+            key[groups] = logit[groups] = top
+        else:
+            drawn = padded_keys[members]  # [G, size, N]
+            key[groups], place = drawn.max(dim=1)
+            logit[groups] = top + below.gather(1, place[:, None])[:, 0]
+        token[groups] = members.gather(1, place) + first
+    logit, mass, mean = (x.clamp_(min=-LEAST) for x in (logit, mass, mean))
+    return ScoreColumns(key, token, logit, mass, mean if wants_mean else None)

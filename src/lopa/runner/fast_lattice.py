@@ -44,6 +44,7 @@ def fill_rows(constraint: Constraint, classes: IntArray, scores: ScoreColumns) -
 
 class _Lattice:
     def __init__(self, constraint: Constraint, classes: IntArray, scores: ScoreColumns) -> None:
+        scores = scores.in_fp64()
         self.constraint, self.scores = constraint, scores
         self.rows, self.n = classes.shape
         self.transitions = transitions_of(constraint.automaton)
@@ -60,7 +61,7 @@ class _Lattice:
         self.shift = scores.mass[1:].amax(dim=0)
         self.chance = (scores.mass - self.shift).clamp(max=0.0).exp()
         summed = segments.sum(segments.padded(self.chance, 0.0)).T
-        largest = segments.amax(segments.padded(scores.key.double())).T
+        largest = segments.amax(segments.padded(scores.key)).T
         self.mass = self._weights(summed, 0.0, 1.0)
         self.key = self._weights(largest, -np.inf, 0.0)
 

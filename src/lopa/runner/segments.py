@@ -5,7 +5,7 @@ Groups of about one size are gathered together, padded to a power of two: a call
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,36 +47,27 @@ class Segments:
 
     def padded(self, values: Tensor, padding: float = NOTHING) -> Tensor:
         """values [count, N] with one more row, which is what the other methods take."""
-        return torch.cat([values, values.new_full((1, values.shape[1]), padding)])
+        found = values.new_empty(self.count + 1, values.shape[1])
+        found[:-1] = values
+        found[-1] = padding
+        return found
 
-    def max(self, padded: Tensor) -> tuple[Tensor, Tensor]:
-        """The largest of each group and its row, of equals the first: [groups, N] each.
-
-        A group of nothing has NOTHING, and no row."""
-        shape = self.groups, padded.shape[1]
-        found = padded.new_full(shape, NOTHING)
-        row = torch.full(shape, self.count, dtype=torch.int64, device=padded.device)
+    def each(self, padded: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """By size: the groups [G], their rows [G, size], and the rows' values [G, size, N]."""
         for groups, members, size in self._buckets:
-            if size == 1:
-                found[groups], row[groups] = padded[members], members[:, None]
-                continue
-            values, place = self._gathered(padded, members, size).max(dim=1)
-            found[groups] = values
-            row[groups] = members.view(-1, size).gather(1, place)
-        return found, row
+            values = padded.index_select(0, members).view(-1, size, padded.shape[1])
+            yield groups, members.view(-1, size), values
 
     def amax(self, padded: Tensor) -> Tensor:
+        """[groups, N]; NOTHING for a group of nothing"""
         found = padded.new_full((self.groups, padded.shape[1]), NOTHING)
-        for groups, members, size in self._buckets:
-            found[groups] = self._gathered(padded, members, size).amax(dim=1)
+        for groups, members, values in self.each(padded):
+            found[groups] = values.amax(dim=1) if members.shape[1] > 1 else values[:, 0]
         return found
 
     def sum(self, padded: Tensor) -> Tensor:
-        """[groups, N]; for values that are padded with 0."""
+        """[groups, N]; for values that are padded with 0"""
         found = padded.new_zeros(self.groups, padded.shape[1])
-        for groups, members, size in self._buckets:
-            found[groups] = self._gathered(padded, members, size).sum(dim=1)
+        for groups, members, values in self.each(padded):
+            found[groups] = values.sum(dim=1) if members.shape[1] > 1 else values[:, 0]
         return found
-
-    def _gathered(self, padded: Tensor, members: Tensor, size: int) -> Tensor:
-        return padded.index_select(0, members).view(-1, size, padded.shape[1])
