@@ -36,6 +36,7 @@ from lopa.models.tokenizer import Tokenizer
 from lopa.runner.device import check_fits, choose_device, choose_dtype
 from lopa.runner.paged import Reuse
 from lopa.runner.raw_logits import raw_logits
+from lopa.types import Automaton
 
 Configs = DecodeConfig | Sequence[DecodeConfig] | None  # for all prompts, or one each
 
@@ -260,6 +261,7 @@ class BaseLLM(ABC):
         *,
         cost: RoundCost | None = None,
         policy: LookaheadPolicy | None = None,
+        automaton: Automaton | None = None,  # what the answer has to fit
     ) -> Session:
         family_named(self.config.family).check(self.config, config)
         self._check_length(len(ids), config, len(ids) + config.max_new_tokens)
@@ -273,6 +275,7 @@ class BaseLLM(ABC):
             aligned=self.config.trained_block is not None,
             cost=(cost or self.round_cost) if measured else EVERY_ROUND_THE_SAME,
             policy=policy,
+            automaton=automaton,
         )
         self._check_length(len(ids), config, len(decoder.tokens))  # in whole blocks
         return Session(decoder, self.tokenizer)

@@ -97,6 +97,8 @@ def round_layers(tokens: int, rows: int, group: int) -> LayerSizes:
 def head_sizes(batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes | None:
     """None where nothing is wanted, or the confidence kernel lacks a setting."""
     wanted = len(batch.wanted.source)
+    if any(plan.constraint is not None for _, plan in batch.plans):
+        return None
     if not wanted or any(c.top_p != 1 or c.top_k or c.needs_fp64 for c in configs):
         return None
     return HeadSizes(round_head(wanted), any(c.temperature > 0 for c in configs))
