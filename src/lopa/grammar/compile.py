@@ -19,6 +19,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Protocol
 from zipfile import BadZipFile
@@ -63,7 +64,8 @@ class Compiler:
         self._spellings: tuple[Spelling, Spelling | None] | None = None
         self._identity = ""
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, TokenAutomaton] = OrderedDict()
+        # Refusals too: the same bad pattern may come again and again.
+        self._kept: OrderedDict[str, TokenAutomaton | ConfigError] = OrderedDict()
 
     def compile_for(self, config: DecodeConfig, eos_ids: Collection[int]) -> TokenAutomaton | None:
         """What answers with these settings have to fit; None: nothing.
@@ -78,19 +80,34 @@ class Compiler:
             later, first = self._spell(self._tokenizer)
             about = [self._identity, config.schema, config.regex, sorted(eos_ids), VERSION]
             key = hashlib.sha256(json.dumps(about).encode()).hexdigest()
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        found = _load(key)
+            found = self._kept.get(key)
         if found is None:
-            dfa = _texts(config)
-            found = lift(to_bytes(dfa), later, first, eos_ids=eos_ids, forbidden=self._forbidden)
-            _save(key, found)
+            found = _load(key)
+        if found is None:
+            found = self._compile(config, eos_ids, later, first)
+            if isinstance(found, TokenAutomaton):
+                _save(key, found)
         with self._lock:
             self._kept[key] = found
+            self._kept.move_to_end(key)
             while len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
+        if isinstance(found, ConfigError):
+            raise ConfigError(str(found))
         return found
+
+    def _compile(
+        self,
+        config: DecodeConfig,
+        eos_ids: Collection[int],
+        later: Spelling,
+        first: Spelling | None,
+    ) -> TokenAutomaton | ConfigError:
+        try:
+            dfa = to_bytes(_texts(config))
+            return lift(dfa, later, first, eos_ids=eos_ids, forbidden=self._forbidden)
+        except ConfigError as error:
+            return error
 
     def _spell(self, tokenizer: TokenBytes) -> tuple[Spelling, Spelling | None]:
         if self._spellings is None:
@@ -130,7 +147,7 @@ def folder() -> Path:
 def _load(key: str) -> TokenAutomaton | None:
     try:
         path = (folder() / f"{key}.npz").expanduser()
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(BytesIO(path.read_bytes()), allow_pickle=False) as file:
             arrays = {name: file[name] for name in _ARRAYS}
             start, end = file["ends"].tolist()
         os.utime(path)  # files not used for long are removed first
