@@ -48,11 +48,6 @@ class Transitions:
         self.by_source = Edges(source[first], target[first], bundle)
 
     @cached_property
-    def by_target(self) -> Edges:
-        order = self.by_source.target.argsort(kind="stable")
-        return Edges(*(x[order] for x in self.by_source))
-
-    @cached_property
     def members(self) -> npt.NDArray[np.float64]:
         """[bundles, classes] 1 where a bundle has a class."""
         found = np.zeros((len(self.bundles), self.classes))
