@@ -13,7 +13,7 @@ import torch
 
 from lopa.runner.class_scores import ScoreColumns
 from lopa.runner.lattice import Filling, open_states
-from lopa.runner.transitions import transitions_of
+from lopa.runner.transitions import Transitions, transitions_of
 from lopa.types import Constraint, IntArray
 
 Floats = npt.NDArray[np.float64]
@@ -49,7 +49,7 @@ class _Lattice:
         largest = segments.amax(segments.padded(scores.key))
         # [n, 2, R, bundles] logs of the masses, and keys
         self.weights = np.stack([self._weights(summed), self._weights(largest)], axis=1)
-        self._index_transitions()
+        self.steps = self._steps()
 
     def _weights(self, of_masks: torch.Tensor) -> Floats:
         """[n, R, bundles] logs: at a filled token 0 for the bundles that hold its class."""
@@ -59,81 +59,78 @@ class _Lattice:
         weights[~self.is_mask] = np.where(held, 0.0, -np.inf)
         return weights
 
-    def _index_transitions(self) -> None:
-        """Flat indices of the transitions of all rows, those of a state behind each other."""
-        edges, states = self.transitions.by_source, self.transitions.states
-        count, bundles = len(edges.source), len(self.transitions.bundles)
-        both = 2 * self.rows  # sums, then keys
-        row = np.repeat(np.arange(both), count)
-        self.source = row * states + np.tile(edges.source, both)
-        self.target = row * states + np.tile(edges.target, both)
-        self.bundle = row * bundles + np.tile(edges.bundle, both)
-        self.half = self.rows * count
-        self.first = np.flatnonzero(np.diff(self.source, prepend=-1))  # of each state's
-        self.present = self.source[self.first]  # the states that have any
-        lengths = np.diff(self.first, append=len(self.source))
-        self.half_states = len(lengths) // 2
-        self.group = np.repeat(np.arange(self.half_states), lengths[: self.half_states])
+    def _steps(self) -> list[_Step]:
+        """The transitions of each position that some row can reach from the left."""
+        edges = self.transitions.by_source
+        is_held = (self.weights[:, 0] > -np.inf).any(axis=1)  # [n, bundles]
+        all_held, all_open = is_held.all(axis=1).tolist(), self.may_be.all(axis=1).tolist()
+        here = np.zeros(self.transitions.states, np.bool_)
+        here[self.constraint.state] = True
+        steps = []
+        for i in range(self.n):
+            live = here.take(edges.source)
+            if not all_held[i]:
+                live &= is_held[i].take(edges.bundle)
+            if not all_open[i + 1]:
+                live &= self.may_be[i + 1].take(edges.target)
+            which = live.nonzero()[0]
+            source, target, bundle = (x.take(which) for x in edges)
+            steps.append(_Step(source, target, bundle, self.rows, self.transitions))
+            here = np.zeros(len(here), np.bool_)
+            here[target] = True
+        return steps
 
     def filling(self) -> Filling:
         if self.scores.mass.isnan().any():  # as the logits are: whoever reads this says so
             nothing = np.full(len(self.mask_of), np.nan)
             return Filling(np.zeros(len(nothing), np.int64), nothing, nothing)
-        behind, best, chances = self._from_the_right()
-        before, by_bundle = self._from_the_left(chances)
+        best, chances = self._from_the_right()
         # Of each mask, in the order of [n, R]
+        used = self._from_the_left(chances)[self.is_mask]
         mask, move = self.mask_of, self._moves(best)[self.is_mask]
         token = self.scores.token.numpy()[move, mask]
         logit = self.scores.logit.numpy()[move, mask]
-        # A state's chance, times that of the token where it is the one that follows
-        reached = self.constraint.automaton.next.T[move]  # [masks, states]
-        onward = np.take_along_axis(behind[1:][self.is_mask], reached, axis=1)
-        ratio = np.exp(np.minimum(0.0, logit[:, None] + onward - behind[:-1][self.is_mask]))
-        here = before[self.is_mask]
-        chance = np.where((reached >= 0) & (here > 0), here * ratio, 0.0).sum(axis=1)
+        # The chance of each bundle that holds the token, times the token's share of it
+        mass = self.weights[:, 0][self.is_mask]
+        share = np.exp(np.minimum(0.0, logit[:, None] - mass))
+        max_prob = (used * self.transitions.members.T[move] * share).sum(axis=1)
         in_rows = mask.argsort()
         neg_entropy = None
         if self.scores.mean is not None:
-            neg_entropy = self._neg_entropy(by_bundle[self.is_mask])[in_rows]
-        return Filling(token[in_rows], np.minimum(1.0, chance)[in_rows], neg_entropy)
+            neg_entropy = self._neg_entropy(used, mass)[in_rows]
+        return Filling(token[in_rows], np.minimum(1.0, max_prob)[in_rows], neg_entropy)
 
-    def _from_the_right(self) -> tuple[Floats, Floats, list[Floats]]:
-        """[n + 1, R, states] log sums over the paths from a state on; the best sum of keys; and at
-        each position the chance of each transition given its source."""
+    def _from_the_right(self) -> tuple[Floats, list[Floats]]:
+        """[n + 1, R, states] the best sum of keys from a state on; and by position the chance of
+        each transition given its source, by the log sums over all paths."""
         values = np.full((self.n + 1, 2, self.rows, self.transitions.states), -np.inf)
         values[-1][..., self.may_be[-1]] = 0.0
-        chances, half, half_states = [], self.half, self.half_states
+        chances = []
         for i in range(self.n - 1, -1, -1):
-            weight = values[i + 1].take(self.target) + self.weights[i].take(self.bundle)
-            found = np.maximum.reduceat(weight, self.first)
-            top = found[:half_states]  # of the sums; of the keys it is what is looked for
+            step = self.steps[i]
+            weight = values[i + 1].take(step.target) + self.weights[i].take(step.bundle)
+            found = np.maximum.reduceat(weight, step.first)
+            top = found[: step.states]  # of the sums; of the keys it is what is looked for
             dead = top == -np.inf
-            weight = np.exp(weight[:half] - np.where(dead, 0.0, top).take(self.group))
-            total = np.add.reduceat(weight, self.first[:half_states])
+            weight = np.exp(weight[: step.half] - np.where(dead, 0.0, top).take(step.group))
+            total = np.add.reduceat(weight, step.first[: step.states])
             top += np.log(total)
             total[dead] = 1.0
-            chances.append(weight / total.take(self.group))
-            values[i].reshape(-1)[self.present] = found
-            values[i][..., ~self.may_be[i]] = -np.inf
-        behind, best = values[:, 0], values[:, 1]
-        return behind, best, chances[::-1]
+            chances.append(weight / total.take(step.group))
+            values[i].reshape(-1)[step.present] = found
+        return values[:, 1], chances[::-1]
 
-    def _from_the_left(self, chances: list[Floats]) -> tuple[Floats, Floats]:
-        """[n, R, states] the chance of a state before each position, and [n, R, bundles] that a
-        transition with a bundle follows."""
+    def _from_the_left(self, chances: list[Floats]) -> Floats:
+        """[n, R, bundles] the chance that a transition with a bundle is taken."""
         states, bundles = self.transitions.states, len(self.transitions.bundles)
-        before = np.zeros((self.n + 1, self.rows, states))
-        before[0, :, self.constraint.state] = 1.0
-        by_bundle = np.empty((self.n, self.rows, bundles))
-        source, target, bundle = (x[: self.half] for x in (self.source, self.target, self.bundle))
-        for i, chance in enumerate(chances):
-            taken = before[i].take(source) * chance
-            following = np.bincount(target, taken, self.rows * states)
-            before[i + 1] = following.reshape(self.rows, states)
-            if self.scores.mean is not None:
-                used = np.bincount(bundle, taken, self.rows * bundles)
-                by_bundle[i] = used.reshape(self.rows, bundles)
-        return before[:-1], by_bundle
+        here = np.zeros((self.rows, states))
+        here[:, self.constraint.state] = 1.0
+        used = np.empty((self.n, self.rows * bundles))
+        for i, (step, chance) in enumerate(zip(self.steps, chances, strict=True)):
+            taken = here.take(step.source) * chance
+            here = np.bincount(step.target[: step.half], taken, self.rows * states)
+            used[i] = np.bincount(step.bundle[: step.half], taken, self.rows * bundles)
+        return used.reshape(self.n, self.rows, bundles)
 
     def _moves(self, best: Floats) -> IntArray:
         """[n, R] the classes of the best path."""
@@ -155,12 +152,14 @@ class _Lattice:
             state = following[state, moves[i]]
         return moves
 
-    def _neg_entropy(self, used: Floats) -> Floats:
-        """[masks] of the distribution of tokens. used: [masks, bundles] chance of each bundle"""
+    def _neg_entropy(self, used: Floats, of_bundles: Floats) -> Floats:
+        """[masks] of the distribution of tokens.
+
+        used, of_bundles: [masks, bundles] chance of each bundle, and its log mass"""
         assert self.scores.mean is not None
         bundle, member = self.transitions.members.nonzero()
         mass = self.scores.mass.T.numpy()[self.mask_of]  # [masks, classes]
-        share = np.exp(mass[:, member] - self.weights[:, 0][self.is_mask][:, bundle])
+        share = np.exp(mass[:, member] - of_bundles[:, bundle])
         chance = np.zeros_like(mass)
         for index, number in enumerate(member.tolist()):
             chance[:, number] += used[:, bundle[index]] * share[:, index]
@@ -168,6 +167,33 @@ class _Lattice:
         logs = np.where(chance > 0, mean - mass + np.log(chance), 0.0)
         found: Floats = np.minimum(0.0, (chance * logs).sum(axis=1))
         return found
+
+
+class _Step:
+    """Flat indices of some transitions of all rows, those of a state behind each other.
+
+    Twice: for the sums, and for the keys."""
+
+    def __init__(
+        self,
+        source: IntArray,
+        target: IntArray,
+        bundle: IntArray,
+        rows: int,
+        transitions: Transitions,
+    ) -> None:
+        row, count = np.arange(2 * rows)[:, None], len(source)
+        begins = np.ones(count, np.bool_)
+        np.not_equal(source[1:], source[:-1], out=begins[1:])
+        first = begins.nonzero()[0]
+        self.half, self.states = rows * count, rows * len(first)
+        self.source = (row[:rows] * transitions.states + source).reshape(-1)  # of the sums
+        self.target = (row * transitions.states + target).reshape(-1)
+        self.bundle = (row * len(transitions.bundles) + bundle).reshape(-1)
+        self.first = (row * count + first).reshape(-1)  # where the transitions of a state begin
+        self.present = (row * transitions.states + source[first]).reshape(-1)  # the state
+        own = begins.cumsum() - 1
+        self.group = (row[:rows] * len(first) + own).reshape(-1)  # which of these states
 
 
 _NO_TOKEN = np.iinfo(np.int64).max
