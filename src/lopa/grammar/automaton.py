@@ -178,27 +178,28 @@ def determinize(nfa: Nfa, start: int, end: int) -> Dfa:
             raise too_large("it takes too long to build")
 
     def reach(sources: Iterable[int], *also: dict[int, list[int]]) -> set[int]:
-        seen, stack = set(sources), list(sources)
+        """States that `sources` lead to without a character."""
+        seen = set(sources)
+        stack = list(seen)
         while stack:
             state = stack.pop()
-            spend(1)
-            for target in (*nfa.skips[state], *(t for more in also for t in more.get(state, ()))):
+            targets = nfa.skips[state]
+            for more in also:
+                targets = targets + more.get(state, [])
+            for target in targets:
                 if target not in seen:
                     seen.add(target)
                     stack.append(target)
+        spend(len(seen))
         return seen
 
     finishing = {end}  # states from which the end can be reached without a character
     if nfa.at_end:
         finishing = {s for s in range(len(edges)) if end in reach([s], nfa.at_end)}
-    closures: dict[int, frozenset[int]] = {}
 
-    def closure(state: int) -> frozenset[int]:
-        if state not in closures:
-            # Only states with edges, and those that finish, tell sets of states apart.
-            found = reach([state])
-            closures[state] = frozenset(s for s in found if edges[s] or s in finishing)
-        return closures[state]
+    def subset(states: Iterable[int]) -> frozenset[int]:
+        """Only states with edges, and those that finish, tell sets of states apart."""
+        return frozenset(s for s in states if edges[s] or s in finishing)
 
     groups_of: dict[frozenset[int], list[tuple[list[int], npt.NDArray[np.intp]]]] = {}
 
@@ -216,29 +217,31 @@ def determinize(nfa: Nfa, start: int, end: int) -> Dfa:
             groups_of[used] = [(list(h), np.array(m)) for h, m in gathered.items()]
         return groups_of[used]
 
-    first = reach([start], nfa.at_start)
     accepts_nothing = end in reach([start], nfa.at_start, nfa.at_end)
     # By its states and whether it accepts: the first one may stand apart from an equal set.
-    known = {(frozenset(s for s in first if edges[s] or s in finishing), accepts_nothing): 0}
+    known = {(subset(reach([start], nfa.at_start)), accepts_nothing): 0}
     queue = list(known)
     rows: list[StateArray] = []
-    for subset, _ in queue:
+    number_of: dict[frozenset[int], int] = {}  # by what the characters lead to
+    for states, _ in queue:
         targets: dict[int, set[int]] = {}
-        for state in subset:
-            for number, target in edges[state]:
-                targets.setdefault(number, set()).update(closure(target))
-                spend(1 + len(closures[target]) // 4)
+        for state in states:
+            for chars, target in edges[state]:
+                targets.setdefault(chars, set()).add(target)
+        spend(len(states))
         row = np.full(len(classes), -1, np.int32)
         for holding, found in groups(frozenset(targets)):
-            merged = frozenset().union(*(targets[number] for number in holding))
-            key = merged, not finishing.isdisjoint(merged)
-            spend(1 + len(merged) // 4)
-            if key not in known:
-                if len(known) >= MAX_STATES:
-                    raise too_large(f"more than {MAX_STATES} states")
-                known[key] = len(known)
-                queue.append(key)
-            row[found] = known[key]
+            led_to = frozenset().union(*(targets[chars] for chars in holding))
+            if led_to not in number_of:
+                reached = subset(reach(led_to))
+                key = reached, not finishing.isdisjoint(reached)
+                if key not in known:
+                    if len(known) >= MAX_STATES:
+                        raise too_large(f"more than {MAX_STATES} states")
+                    known[key] = len(known)
+                    queue.append(key)
+                number_of[led_to] = known[key]
+            row[found] = number_of[led_to]
         rows.append(row)
     table = np.stack(rows) if classes else np.zeros((len(rows), 0), np.int32)
     return minimize(tuple(classes), table, np.array([accepts for _, accepts in queue]))
