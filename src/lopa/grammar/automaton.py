@@ -6,6 +6,7 @@ everywhere. The limits are such that this takes well under a second.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -22,7 +23,7 @@ StateArray = npt.NDArray[np.int32]
 
 MAX_NFA_STATES = 20_000
 MAX_STATES = 10_000  # of a Dfa
-MAX_WORK = 1_000_000  # steps of making an Nfa deterministic
+MAX_WORK = 1_000_000  # steps of making automata, about a microsecond each
 
 
 def too_large(what: str) -> ConfigError:
@@ -30,6 +31,24 @@ def too_large(what: str) -> ConfigError:
         f"the pattern is too large ({what}): use smaller counts and lengths, fewer alternatives, "
         "or less nesting"
     )
+
+
+class _Work(threading.local):
+    steps = 0
+
+
+_work = _Work()
+
+
+def begin_work() -> None:
+    """A pattern is compiled from here on: its parts have MAX_WORK together, in this thread."""
+    _work.steps = 0
+
+
+def spend(steps: int) -> None:
+    _work.steps += steps
+    if _work.steps > MAX_WORK:
+        raise too_large("it takes too long to build")
 
 
 class Nfa:
@@ -59,8 +78,8 @@ class Nfa:
         return target
 
     def text(self, source: int, text: str) -> int:
-        for character in text:
-            source = self.char(source, charset.of(character))
+        for point in map(ord, text):
+            source = self.char(source, ((point, point),))
         return source
 
     def any_of(self, source: int, parts: Iterable[Callable[[int], int]]) -> int:
@@ -118,6 +137,7 @@ class Dfa:
 
     def moves(self, state: int) -> Iterator[tuple[CharSet, int]]:
         """The characters that lead to each of the following states."""
+        spend(4)
         found: dict[int, list[CharSet]] = {}
         for chars, target in zip(self.classes, self.next[state].tolist(), strict=True):
             if target >= 0:
@@ -169,13 +189,6 @@ def determinize(nfa: Nfa, start: int, end: int) -> Dfa:
         for row in nfa.edges
     ]
     classes, members = partition(list(numbers))
-    work = 0
-
-    def spend(steps: int) -> None:
-        nonlocal work
-        work += steps
-        if work > MAX_WORK:
-            raise too_large("it takes too long to build")
 
     def reach(sources: Iterable[int], *also: dict[int, list[int]]) -> set[int]:
         """States that `sources` lead to without a character."""
@@ -314,6 +327,7 @@ def blocks(table: StateArray, accepting: BoolArray) -> npt.NDArray[np.int32]:
     sizes = {0: int((~accepting).sum()), 1: int(accepting.sum())}
     affected = np.arange(states)
     while len(affected):
+        spend(4 * len(affected))
         groups: dict[int, dict[bytes, list[int]]] = {}
         for state, row in zip(affected.tolist(), block[table[affected]], strict=True):
             groups.setdefault(int(block[state]), {}).setdefault(row.tobytes(), []).append(state)
@@ -351,6 +365,7 @@ def combine(a: Dfa, b: Dfa, accepts: Callable[[bool, bool], bool]) -> Dfa:
     queue = [(0, 0)]
     rows = []
     for left, right in queue:
+        spend(4 + len(classes))
         row = []
         for pair in zip(step[0][left].tolist(), step[1][right].tolist(), strict=True):
             if pair == (-1, -1):

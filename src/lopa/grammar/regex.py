@@ -20,7 +20,7 @@ import numpy as np
 from lopa.config import MAX_REGEX
 from lopa.errors import ConfigError
 from lopa.grammar import charset
-from lopa.grammar.automaton import Dfa, Nfa, determinize
+from lopa.grammar.automaton import Dfa, Nfa, begin_work, determinize
 from lopa.grammar.charset import CharSet
 
 _LINE: CharSet = charset.complement(charset.of("\n"))
@@ -41,6 +41,12 @@ _CATEGORIES = {"DIGIT": r"\d", "SPACE": r"\s", "WORD": r"\w"}
 
 def fullmatch(pattern: str) -> Dfa:
     """The texts that `re.fullmatch` finds to match."""
+    begin_work()
+    return matching(pattern)
+
+
+def matching(pattern: str) -> Dfa:
+    """The same, as a part of something larger."""
     return _compile(pattern, anywhere=False)
 
 
