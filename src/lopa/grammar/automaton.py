@@ -6,6 +6,7 @@ everywhere. The limits are such that this takes well under a second.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -22,7 +23,7 @@ StateArray = npt.NDArray[np.int32]
 
 MAX_NFA_STATES = 20_000
 MAX_STATES = 10_000  # of a Dfa
-MAX_WORK = 1_000_000  # steps of making an Nfa deterministic
+MAX_WORK = 1_000_000  # steps of making automata, about a microsecond each
 
 
 def too_large(what: str) -> ConfigError:
@@ -30,6 +31,24 @@ def too_large(what: str) -> ConfigError:
         f"the pattern is too large ({what}): use smaller counts and lengths, fewer alternatives, "
         "or less nesting"
     )
+
+
+class _Work(threading.local):
+    steps = 0
+
+
+_work = _Work()
+
+
+def begin_work() -> None:
+    """A pattern is compiled from here on: its parts have MAX_WORK together, in this thread."""
+    _work.steps = 0
+
+
+def spend(steps: int) -> None:
+    _work.steps += steps
+    if _work.steps > MAX_WORK:
+        raise too_large("it takes too long to build")
 
 
 class Nfa:
@@ -59,8 +78,8 @@ class Nfa:
         return target
 
     def text(self, source: int, text: str) -> int:
-        for character in text:
-            source = self.char(source, charset.of(character))
+        for point in map(ord, text):
+            source = self.char(source, ((point, point),))
         return source
 
     def any_of(self, source: int, parts: Iterable[Callable[[int], int]]) -> int:
@@ -118,6 +137,7 @@ class Dfa:
 
     def moves(self, state: int) -> Iterator[tuple[CharSet, int]]:
         """The characters that lead to each of the following states."""
+        spend(4)
         found: dict[int, list[CharSet]] = {}
         for chars, target in zip(self.classes, self.next[state].tolist(), strict=True):
             if target >= 0:
@@ -169,36 +189,30 @@ def determinize(nfa: Nfa, start: int, end: int) -> Dfa:
         for row in nfa.edges
     ]
     classes, members = partition(list(numbers))
-    work = 0
-
-    def spend(steps: int) -> None:
-        nonlocal work
-        work += steps
-        if work > MAX_WORK:
-            raise too_large("it takes too long to build")
 
     def reach(sources: Iterable[int], *also: dict[int, list[int]]) -> set[int]:
-        seen, stack = set(sources), list(sources)
+        """States that `sources` lead to without a character."""
+        seen = set(sources)
+        stack = list(seen)
         while stack:
             state = stack.pop()
-            spend(1)
-            for target in (*nfa.skips[state], *(t for more in also for t in more.get(state, ()))):
+            targets = nfa.skips[state]
+            for more in also:
+                targets = targets + more.get(state, [])
+            for target in targets:
                 if target not in seen:
                     seen.add(target)
                     stack.append(target)
+        spend(len(seen))
         return seen
 
     finishing = {end}  # states from which the end can be reached without a character
     if nfa.at_end:
         finishing = {s for s in range(len(edges)) if end in reach([s], nfa.at_end)}
-    closures: dict[int, frozenset[int]] = {}
 
-    def closure(state: int) -> frozenset[int]:
-        if state not in closures:
-            # Only states with edges, and those that finish, tell sets of states apart.
-            found = reach([state])
-            closures[state] = frozenset(s for s in found if edges[s] or s in finishing)
-        return closures[state]
+    def subset(states: Iterable[int]) -> frozenset[int]:
+        """Only states with edges, and those that finish, tell sets of states apart."""
+        return frozenset(s for s in states if edges[s] or s in finishing)
 
     groups_of: dict[frozenset[int], list[tuple[list[int], npt.NDArray[np.intp]]]] = {}
 
@@ -216,29 +230,31 @@ def determinize(nfa: Nfa, start: int, end: int) -> Dfa:
             groups_of[used] = [(list(h), np.array(m)) for h, m in gathered.items()]
         return groups_of[used]
 
-    first = reach([start], nfa.at_start)
     accepts_nothing = end in reach([start], nfa.at_start, nfa.at_end)
     # By its states and whether it accepts: the first one may stand apart from an equal set.
-    known = {(frozenset(s for s in first if edges[s] or s in finishing), accepts_nothing): 0}
+    known = {(subset(reach([start], nfa.at_start)), accepts_nothing): 0}
     queue = list(known)
     rows: list[StateArray] = []
-    for subset, _ in queue:
+    number_of: dict[frozenset[int], int] = {}  # by what the characters lead to
+    for states, _ in queue:
         targets: dict[int, set[int]] = {}
-        for state in subset:
-            for number, target in edges[state]:
-                targets.setdefault(number, set()).update(closure(target))
-                spend(1 + len(closures[target]) // 4)
+        for state in states:
+            for chars, target in edges[state]:
+                targets.setdefault(chars, set()).add(target)
+        spend(len(states))
         row = np.full(len(classes), -1, np.int32)
         for holding, found in groups(frozenset(targets)):
-            merged = frozenset().union(*(targets[number] for number in holding))
-            key = merged, not finishing.isdisjoint(merged)
-            spend(1 + len(merged) // 4)
-            if key not in known:
-                if len(known) >= MAX_STATES:
-                    raise too_large(f"more than {MAX_STATES} states")
-                known[key] = len(known)
-                queue.append(key)
-            row[found] = known[key]
+            led_to = frozenset().union(*(targets[chars] for chars in holding))
+            if led_to not in number_of:
+                reached = subset(reach(led_to))
+                key = reached, not finishing.isdisjoint(reached)
+                if key not in known:
+                    if len(known) >= MAX_STATES:
+                        raise too_large(f"more than {MAX_STATES} states")
+                    known[key] = len(known)
+                    queue.append(key)
+                number_of[led_to] = known[key]
+            row[found] = number_of[led_to]
         rows.append(row)
     table = np.stack(rows) if classes else np.zeros((len(rows), 0), np.int32)
     return minimize(tuple(classes), table, np.array([accepts for _, accepts in queue]))
@@ -311,6 +327,7 @@ def blocks(table: StateArray, accepting: BoolArray) -> npt.NDArray[np.int32]:
     sizes = {0: int((~accepting).sum()), 1: int(accepting.sum())}
     affected = np.arange(states)
     while len(affected):
+        spend(4 * len(affected))
         groups: dict[int, dict[bytes, list[int]]] = {}
         for state, row in zip(affected.tolist(), block[table[affected]], strict=True):
             groups.setdefault(int(block[state]), {}).setdefault(row.tobytes(), []).append(state)
@@ -348,6 +365,7 @@ def combine(a: Dfa, b: Dfa, accepts: Callable[[bool, bool], bool]) -> Dfa:
     queue = [(0, 0)]
     rows = []
     for left, right in queue:
+        spend(4 + len(classes))
         row = []
         for pair in zip(step[0][left].tolist(), step[1][right].tolist(), strict=True):
             if pair == (-1, -1):

@@ -56,7 +56,3 @@ def complement(chars: CharSet) -> CharSet:
 def points(chars: CharSet) -> Iterable[int]:
     for low, high in chars:
         yield from range(low, high + 1)
-
-
-def size(chars: CharSet) -> int:
-    return sum(high - low + 1 for low, high in chars)

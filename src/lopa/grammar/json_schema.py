@@ -17,7 +17,7 @@ from typing import Any
 from lopa.config import MAX_SCHEMA
 from lopa.errors import ConfigError
 from lopa.grammar import charset, numerals, regex
-from lopa.grammar.automaton import Dfa, Nfa, both, determinize, only, without
+from lopa.grammar.automaton import Dfa, Nfa, begin_work, both, determinize, only, without
 from lopa.grammar.formats import FORMATS
 from lopa.grammar.schema_parts import (
     ARRAY,
@@ -42,6 +42,8 @@ _CONTROL: charset.CharSet = ((0, 0x1F),)
 _CONTENT = charset.union([*charset.complement(_CONTROL), *charset.of(_ESCAPES)])
 _RAW = charset.intersection(charset.complement(charset.of(_ESCAPES)), _CONTENT)
 
+_QUOTE = charset.of('"')
+
 Build = Callable[[int], int]
 
 
@@ -53,6 +55,7 @@ def compile_schema(text: str) -> Dfa:
         root = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"the schema is not JSON that can be read: {error}") from None
+    begin_work()
     try:
         compiler = _Compiler(root)
         start = compiler.nfa.state()
@@ -172,16 +175,15 @@ class _Compiler:
         nfa = self.nfa
         states = [nfa.state() for _ in range(len(content.next))]
         end = nfa.state()
-        nfa.char(source, charset.of('"'), states[0])
+        nfa.char(source, _QUOTE, states[0])
         for state, inner in enumerate(states):
             for chars, target in content.moves(state):
-                nfa.char(inner, charset.intersection(chars, _RAW), states[target])
-                escaped = charset.intersection(chars, charset.of(_ESCAPES))
-                letters = charset.of(_ESCAPES[chr(p)] for p in charset.points(escaped))
+                raw, letters = _spelt(chars)
+                nfa.char(inner, raw, states[target])
                 if letters:
                     nfa.char(nfa.text(inner, "\\"), letters, states[target])
             if content.accepting[state]:
-                nfa.char(inner, charset.of('"'), end)
+                nfa.char(inner, _QUOTE, end)
         return end
 
     # -- numbers ------------------------------------------------------------------------------
@@ -339,6 +341,14 @@ class _Compiler:
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
+@lru_cache(maxsize=2_000)
+def _spelt(chars: charset.CharSet) -> tuple[charset.CharSet, charset.CharSet]:
+    """Of these characters those written as they are, and the letters that escape the others."""
+    escaped = charset.intersection(chars, charset.of(_ESCAPES))
+    letters = charset.of(_ESCAPES[chr(point)] for point in charset.points(escaped))
+    return charset.intersection(chars, _RAW), letters
+
+
 @lru_cache(maxsize=500)
 def _string_content(
     least: int, most: int | None, patterns: tuple[str, ...], name: str | None
@@ -354,7 +364,7 @@ def _string_content(
 
 @cache
 def _format(name: str) -> Dfa:
-    return regex.fullmatch("(?a)" + FORMATS[name])
+    return regex.matching("(?a)" + FORMATS[name])
 
 
 @lru_cache(maxsize=500)

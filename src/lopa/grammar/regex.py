@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _sre  # type: ignore[import-not-found]
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from functools import cache, lru_cache
 from re import _casefix, _constants, _parser  # type: ignore[attr-defined]
@@ -19,7 +20,7 @@ import numpy as np
 from lopa.config import MAX_REGEX
 from lopa.errors import ConfigError
 from lopa.grammar import charset
-from lopa.grammar.automaton import Dfa, Nfa, determinize
+from lopa.grammar.automaton import Dfa, Nfa, begin_work, determinize
 from lopa.grammar.charset import CharSet
 
 _LINE: CharSet = charset.complement(charset.of("\n"))
@@ -40,6 +41,12 @@ _CATEGORIES = {"DIGIT": r"\d", "SPACE": r"\s", "WORD": r"\w"}
 
 def fullmatch(pattern: str) -> Dfa:
     """The texts that `re.fullmatch` finds to match."""
+    begin_work()
+    return matching(pattern)
+
+
+def matching(pattern: str) -> Dfa:
+    """The same, as a part of something larger."""
     return _compile(pattern, anywhere=False)
 
 
@@ -202,20 +209,20 @@ def _ignoring_case(chars: CharSet, ascii_only: bool) -> CharSet:
         ]
         swapped = [(low ^ 32, high ^ 32) for low, high in both]
         return charset.union([*chars, *swapped])
-    cased = _cased()
+    cased, points = _cased(), _with_case()
     more: set[int] = set()
-    if charset.size(chars) > len(cased) * 2:
-        lowers = {p for low, same in cased.items() for p in same if _holds(chars, p)}
-    else:
-        lowers = {*charset.points(chars)}
-    for lower in {_sre.unicode_tolower(p) for p in lowers}:
-        for same in (lower, *_casefix._EXTRA_CASES.get(lower, ())):
-            more.update(cased.get(same, (same,)))
+    for low, high in chars:
+        for point in points[bisect_left(points, low) : bisect_right(points, high)]:
+            lower = _sre.unicode_tolower(point)
+            for same in (lower, *_casefix._EXTRA_CASES.get(lower, ())):
+                more.update(cased.get(same, (same,)))
     return charset.union([*chars, *((p, p) for p in more)])
 
 
-def _holds(chars: CharSet, point: int) -> bool:
-    return any(low <= point <= high for low, high in chars)
+@cache
+def _with_case() -> list[int]:
+    """Characters that (?i) takes for others."""
+    return sorted({*_casefix._EXTRA_CASES, *(p for same in _cased().values() for p in same)})
 
 
 def _shown(pattern: str) -> str:
