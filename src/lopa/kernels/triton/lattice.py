@@ -24,6 +24,7 @@ NARROW = 16  # members of a narrow group at most
 GROUPS = 64  # narrow groups a program
 WIDE = 1024  # members of a wide group that are read at once
 LANES = 128  # states a tile
+AT_ONCE = 8  # transitions of each that are read at once
 NOTHING = tl.constexpr(-1e30)
 LEAST = tl.constexpr(-87.0)  # a logit counts as at most so much less than the largest: fp32
 
@@ -251,10 +252,11 @@ def _weight(weights, part, slot, bundle, members, bundles, live):
 def _sum_before(
     slots, weights, members, distance, here, count, state, left, states, bundles,
     tile_state, tile_begin, tile_degree, others, tile_bundle, tiles,
-    STATES: tl.constexpr, LANES: tl.constexpr,
+    STATES: tl.constexpr, LANES: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """From left to right. slots, here: of the row"""
     lanes = tl.arange(0, LANES)
+    more = tl.arange(0, AT_ONCE)[None, :]
     every = tl.arange(0, STATES)
     tl.store(here + every, tl.where(every == state, 0.0, NOTHING), mask=every < states)
     most = tl.zeros((), tl.float32)
@@ -267,15 +269,17 @@ def _sum_before(
             begin, degree = tl.load(tile_begin + tile), tl.load(tile_degree + tile)
             high = tl.full([LANES], NOTHING, tl.float32)
             total = tl.zeros([LANES], tl.float32)
-            for k in range(degree):
-                at = (begin + k) * LANES + lanes
-                bundle = tl.load(tile_bundle + at)
+            for k in range(0, degree, AT_ONCE):
+                at = (begin + k + more) * LANES + lanes[:, None]
+                inside = k + more < degree
+                bundle = tl.load(tile_bundle + at, mask=inside, other=-1)
                 live = bundle >= 0
-                x = tl.load(here + i * states + tl.load(others + at), mask=live, other=NOTHING)
+                source = tl.load(others + at, mask=live, other=0)
+                x = tl.load(here + i * states + source, mask=live, other=NOTHING)
                 w = _weight(weights, 1, slot, bundle, members, bundles, live)
                 x = tl.maximum(x - most + w, NOTHING)
-                higher = tl.maximum(high, x)
-                total = total * tl.exp(high - higher) + tl.exp(x - higher)
+                higher = tl.maximum(high, tl.max(x, 1))
+                total = total * tl.exp(high - higher) + tl.sum(tl.exp(x - higher[:, None]), 1)
                 high = higher
             far = tl.load(distance + own, mask=own >= 0, other=0x7FFFFFF)
             fits = (own >= 0) & (far <= tl.maximum(left - i - 1, 0)) & (high > 0.5 * NOTHING)
@@ -289,10 +293,11 @@ def _sum_before(
 def _sum_behind(
     slots, weights, members, distance, sums, keys, scale, count, left, states, bundles,
     tile_state, tile_begin, tile_degree, others, tile_bundle, tiles,
-    STATES: tl.constexpr, LANES: tl.constexpr,
+    STATES: tl.constexpr, LANES: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """From right to left. slots, sums, keys, scale: of the row"""
     lanes = tl.arange(0, LANES)
+    more = tl.arange(0, AT_ONCE)[None, :]
     every = tl.arange(0, STATES)
     steps = tl.load(distance + every, mask=every < states, other=0x7FFFFFF)
     last = tl.where(steps <= tl.maximum(left - count, 0), 0.0, NOTHING)
@@ -313,20 +318,21 @@ def _sum_behind(
             high = tl.full([LANES], NOTHING, tl.float32)
             total = tl.zeros([LANES], tl.float32)
             best = tl.full([LANES], NOTHING, tl.float32)
-            for k in range(degree):
-                at = (begin + k) * LANES + lanes
-                bundle = tl.load(tile_bundle + at)
+            for k in range(0, degree, AT_ONCE):
+                at = (begin + k + more) * LANES + lanes[:, None]
+                inside = k + more < degree
+                bundle = tl.load(tile_bundle + at, mask=inside, other=-1)
                 live = bundle >= 0
-                target = (i + 1) * states + tl.load(others + at)
+                target = (i + 1) * states + tl.load(others + at, mask=live, other=0)
                 x = tl.load(sums + target, mask=live, other=NOTHING)
                 w = _weight(weights, 1, slot, bundle, members, bundles, live)
                 x = tl.maximum(x - most + w, NOTHING)
-                higher = tl.maximum(high, x)
-                total = total * tl.exp(high - higher) + tl.exp(x - higher)
+                higher = tl.maximum(high, tl.max(x, 1))
+                total = total * tl.exp(high - higher) + tl.sum(tl.exp(x - higher[:, None]), 1)
                 high = higher
                 y = tl.load(keys + target, mask=live, other=NOTHING)
                 w = _weight(weights, 0, slot, bundle, members, bundles, live)
-                best = tl.maximum(best, y - most_key + w)
+                best = tl.maximum(best, tl.max(y - most_key + w, 1))
             far = tl.load(distance + own, mask=own >= 0, other=0x7FFFFFF)
             fits = (own >= 0) & (far <= tl.maximum(left - i, 0)) & (high > 0.5 * NOTHING)
             value = tl.where(fits, high + tl.log(tl.maximum(total, 1e-30)), NOTHING)
@@ -349,7 +355,7 @@ def _sums(
     behind,  # [R, 2, L + 1, states] log sums over the paths from it on, and the best sum of keys
     scale,  # [R, L + 1] the largest of `behind`'s sums at each position
     length, states, bundles,
-    STATES: tl.constexpr, LANES: tl.constexpr,
+    STATES: tl.constexpr, LANES: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     count, state = tl.load(rows + row * 3), tl.load(rows + row * 3 + 1)
@@ -360,14 +366,16 @@ def _sums(
         _sum_before(
             own, weights, members, distance, before + row * size,
             count, state, left, states, bundles,
-            to_state, to_begin, to_degree, to_other, to_bundle, to_tiles, STATES, LANES,
+            to_state, to_begin, to_degree, to_other, to_bundle, to_tiles,
+            STATES, LANES, AT_ONCE,
         )  # fmt: skip
     else:
         sums = behind + row * 2 * size
         _sum_behind(
             own, weights, members, distance, sums, sums + size, scale + row * (length + 1),
             count, left, states, bundles,
-            out_state, out_begin, out_degree, out_other, out_bundle, out_tiles, STATES, LANES,
+            out_state, out_begin, out_degree, out_other, out_bundle, out_tiles,
+            STATES, LANES, AT_ONCE,
         )  # fmt: skip
 
 
@@ -505,7 +513,8 @@ def fill_lattice(
     _sums[(number, 2)](
         rows.slot, rows.row, weights, tables.members, tables.distance,
         *to, len(to.begin), *out_of, len(out_of.begin), before, behind, scale,
-        length, states, bundles, STATES=wide_states, LANES=LANES,
+        length, states, bundles,
+        STATES=wide_states, LANES=LANES, AT_ONCE=AT_ONCE, num_warps=8,
     )  # fmt: skip
     moves = torch.empty(count, dtype=torch.int32, device=device)
     _walk[(number,)](
