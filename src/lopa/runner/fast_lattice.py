@@ -7,6 +7,8 @@ a chain of these. So nothing is too small, however little the likely tokens fit.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -55,15 +57,16 @@ class _Lattice:
         """[n, R, bundles] logs: at a filled token 0 for the bundles that hold its class."""
         weights = np.full((self.n, self.rows, len(of_masks)), -np.inf)
         weights[self.is_mask] = of_masks.T.numpy()[self.mask_of]
-        held = self.transitions.members.T[self.classes[~self.is_mask]] > 0
+        held = self.transitions.members.T[self.classes[~self.is_mask]]
         weights[~self.is_mask] = np.where(held, 0.0, -np.inf)
         return weights
 
     def _steps(self) -> list[_Step]:
         """The transitions of each position that some row can reach from the left."""
         edges = self.transitions.by_source
-        is_held = (self.weights[:, 0] > -np.inf).any(axis=1)  # [n, bundles]
-        all_held, all_open = is_held.all(axis=1).tolist(), self.may_be.all(axis=1).tolist()
+        is_held = np.logical_or.reduce(self.weights[:, 0] > -np.inf, axis=1)  # [n, bundles]
+        all_held: list[bool] = np.logical_and.reduce(is_held, axis=1).tolist()
+        all_open: list[bool] = np.logical_and.reduce(self.may_be, axis=1).tolist()
         here = np.zeros(self.transitions.states, np.bool_)
         here[self.constraint.state] = True
         steps = []
@@ -103,12 +106,13 @@ class _Lattice:
     def _from_the_right(self) -> tuple[Floats, list[Floats]]:
         """[n + 1, R, states] the best sum of keys from a state on; and by position the chance of
         each transition given its source, by the log sums over all paths."""
-        values = np.full((self.n + 1, 2, self.rows, self.transitions.states), -np.inf)
-        values[-1][..., self.may_be[-1]] = 0.0
+        best = np.full((self.n + 1, self.rows, self.transitions.states), -np.inf)
+        best[-1][:, self.may_be[-1]] = 0.0
+        values = np.stack([best[-1], best[-1]])  # sums and keys, here
         chances = []
         for i in range(self.n - 1, -1, -1):
             step = self.steps[i]
-            weight = values[i + 1].take(step.target) + self.weights[i].take(step.bundle)
+            weight = values.take(step.target) + self.weights[i].take(step.bundle)
             found = np.maximum.reduceat(weight, step.first)
             top = found[: step.states]  # of the sums; of the keys it is what is looked for
             dead = top == -np.inf
@@ -117,13 +121,15 @@ class _Lattice:
             top += np.log(total)
             total[dead] = 1.0
             chances.append(weight / total.take(step.group))
-            values[i].reshape(-1)[step.present] = found
-        return values[:, 1], chances[::-1]
+            values = np.full(values.shape, -np.inf)
+            values.reshape(-1)[step.present] = found
+            best[i] = values[1]
+        return best, chances[::-1]
 
     def _from_the_left(self, chances: list[Floats]) -> Floats:
         """[n, R, bundles] the chance that a transition with a bundle is taken."""
         states, bundles = self.transitions.states, len(self.transitions.bundles)
-        here = np.zeros((self.rows, states))
+        here: Any = np.zeros((self.rows, states))
         here[:, self.constraint.state] = 1.0
         used = np.empty((self.n, self.rows * bundles))
         for i, (step, chance) in enumerate(zip(self.steps, chances, strict=True)):
