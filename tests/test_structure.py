@@ -10,13 +10,14 @@ import lopa
 SOURCE = Path(lopa.__file__).parent
 # What each room may import, beside itself and the modules at the top.
 MAY_IMPORT = {
-    "decoding": set(),
+    "grammar": set(),
+    "decoding": {"grammar"},
     "tasks": set(),
     "models": set(),
     "kernels": {"models"},
-    "runner": {"kernels", "models"},
-    "engine": {"decoding", "kernels", "models", "runner"},
-    "distributed": {"decoding", "engine", "kernels", "models", "runner"},
+    "runner": {"grammar", "kernels", "models"},
+    "engine": {"decoding", "grammar", "kernels", "models", "runner"},
+    "distributed": {"decoding", "engine", "grammar", "kernels", "models", "runner"},
     "bench": {"decoding", "distributed", "engine", "kernels", "models", "runner", "tasks"},
     "evaluation": {"decoding", "engine", "models", "tasks"},
 }

@@ -6,8 +6,9 @@ it. An option that the chosen decoder does not use is an error, never ignored.
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
@@ -27,6 +28,8 @@ AutoName = Literal["auto"]
 ObjectiveName = Literal["speed", "tpf"]
 
 MAX_BRANCHES = 128
+MAX_SCHEMA = 100_000  # characters of its JSON text
+MAX_REGEX = 10_000
 RANK_TIMEOUT = 10.0  # seconds until a rank that says nothing counts as lost
 AUTO_BRANCHES = (0, 1, 3, 7, 15)  # what `auto` chooses from: rows double from one to the next
 
@@ -196,6 +199,9 @@ class DecodeConfig:
     # confidences from the tempered distribution.
     early_stop: bool = True
     stop: str | Sequence[str] = ()  # kept as a tuple
+    # What the answer has to fit: one of them at most.
+    schema: str | Mapping[str, Any] | bool | None = None  # a JSON Schema; kept as its JSON text
+    regex: str | None = None  # matched as a whole
     max_rounds: int | None = None
     temperature: float = 0.0
     top_p: float = 1.0
@@ -240,6 +246,7 @@ class DecodeConfig:
         if not isinstance(stop, str | list | tuple):
             raise ConfigError("stop must be one or more non-empty strings")
         object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop))
+        object.__setattr__(self, "schema", schema_text(self.schema))
         self._plain_numbers()
         self._check_ranges()
         self._check_together()
@@ -329,10 +336,17 @@ class DecodeConfig:
                 raise ConfigError(f"{name} must be true or false: got {getattr(self, name)!r}")
         if not all(isinstance(s, str) and s for s in self.stop):
             raise ConfigError("stop must be one or more non-empty strings")
-        if any("\ud800" <= char <= "\udfff" for s in self.stop for char in s):
-            raise ConfigError("stop must be text that UTF-8 can hold")
+        if not isinstance(self.regex, str | None):
+            raise ConfigError(f"regex must be a string: got {type(self.regex).__name__}")
+        if self.regex is not None and len(self.regex) > MAX_REGEX:
+            raise ConfigError(f"regex must have at most {MAX_REGEX} characters")
+        for name, texts in (("stop", self.stop), ("regex", [self.regex or ""])):
+            if any("\ud800" <= char <= "\udfff" for text in texts for char in text):
+                raise ConfigError(f"{name} must be text that UTF-8 can hold")
 
     def _check_together(self) -> None:
+        if self.schema is not None and self.regex is not None:
+            raise ConfigError("schema and regex both say what the answer has to fit: give one")
         if 0 < self.temperature < _COLDEST:
             raise ConfigError(f"temperature must be 0 or at least {_COLDEST}")
         if self.temperature == 0 and (self.top_p != 1.0 or self.top_k != 0):
@@ -541,8 +555,29 @@ def with_changes(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str,
         dropped.add("steps")
     if changes.get("branches", "auto") != "auto":
         dropped.add("objective")
+    if changes.keys() & {"schema", "regex"}:  # one takes the other's place
+        dropped |= {"schema", "regex"}
     kept = {name: value for name, value in settings.items() if name not in dropped}
     return {**kept, **changes}
+
+
+def schema_text(schema: object) -> str | None:
+    """One text for one schema. The order of its keys is kept: properties are written in it."""
+    if schema is None:
+        return None
+    if isinstance(schema, str) and len(schema) > MAX_SCHEMA:
+        raise ConfigError(f"schema must have at most {MAX_SCHEMA} characters: got {len(schema)}")
+    try:
+        value = json.loads(schema) if isinstance(schema, str) else schema
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"schema must be a JSON Schema, or its JSON text: {error}") from None
+    if not isinstance(value, Mapping | bool):
+        raise ConfigError("schema must be a JSON Schema: an object, true or false")
+    if len(text) > MAX_SCHEMA:
+        raise ConfigError(f"schema must have at most {MAX_SCHEMA} characters: got {len(text)}")
+    return text
 
 
 def _check_choice(name: str, value: object, kind: Any) -> None:

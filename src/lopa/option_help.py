@@ -56,6 +56,8 @@ FIELDS: dict[str, tuple[str, str]] = {
     "lookahead_eos": ("Lookahead", "Allow lookaheads that are EOS or stand after EOS"),
     "early_stop": ("Stopping", "Stop at EOS; without it, decode on as published"),
     "stop": ("Stopping", "Stop string; may be repeated"),
+    "schema": ("Stopping", "JSON Schema that the answer fits; {} is any JSON"),
+    "regex": ("Stopping", "Regular expression that the whole answer matches"),
     "max_rounds": ("Stopping", "Maximum rounds"),
     "temperature": (
         "Sampling",

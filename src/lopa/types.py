@@ -7,7 +7,7 @@ Nothing here touches a device.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,39 @@ BoolArray = npt.NDArray[np.bool_]
 FillKind = Literal["threshold", "forced", "count", "merged", "edited"]
 BlockState = Literal["semi", "active", "to_cache", "in_cache"]
 FinishReason = Literal["eos", "stop", "length", "rounds"]
+
+
+class Automaton(Protocol):
+    """What decoding needs of `lopa.grammar.token_automaton.TokenAutomaton`, which says more."""
+
+    @property
+    def class_of(self) -> npt.NDArray[np.int32]:
+        """[vocab] the class of each token; 0: no state allows it."""
+
+    @property
+    def next(self) -> npt.NDArray[np.int32]:
+        """[states, classes] the state behind a token; -1: not allowed."""
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def distance(self) -> npt.NDArray[np.int32]:
+        """[states] fewest tokens to where an answer may end."""
+
+
+class Constraint(NamedTuple):
+    """What the tokens of a plan's rows have to fit.
+
+    Everything left of `start` is filled. Of a row the tokens up to `end`, or to its own end, are
+    read; what lies behind is masks, and there are as many as the answer may still have.
+    """
+
+    automaton: Automaton
+    state: int  # of the automaton before `start`
+    start: int  # first position that is read
+    end: int  # where reading ends at the latest
+    limit: int  # where the answer has to be complete
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +72,7 @@ class Plan:
     row_ends: IntArray  # [R] end of each row, absolute; what lies behind it is padding
     wanted: BoolArray  # [R, L] where statistics are asked for: masks, and tokens to be edited
     block_ids: IntArray | None  # [L] block of each position under block attention, else None
+    constraint: Constraint | None = None
 
 
 class Stats(NamedTuple):

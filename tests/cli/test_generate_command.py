@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_support import SHORT, Run
+from cli_support import DUMMY, SHORT, Run
 from rich.console import Console
 
 from lopa import LLM, DecodeConfig, trace
@@ -180,3 +180,27 @@ def test_visible() -> None:
     assert visible("a\x1b[2J\x00\x7f\x9b\u202e\tb\n", "↵") == "a␛[2J␀␡\\u009b\\u202e\tb↵"
     assert visible("é 你 👩\u200d🔬") == "é 你 👩\u200d🔬"
     visible("\udcff").encode()
+
+
+def test_answers_that_fit(run: Run, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text(
+        '{"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"]}'
+    )
+    options = (*DUMMY, "--max-new-tokens", "16")
+    assert json.loads(run("generate", "hello", *options, "--schema", str(schema)).out)["a"] in (
+        1,
+        22,
+    )
+    assert re.fullmatch(
+        r"[a-c]{3}", run("generate", "hello", *options, "--regex", "[a-c]{3}").out[:-1]
+    )
+    assert "at least 8" in run("generate", "hello", *SHORT[:2], "--max-new-tokens", "3", "--schema",
+                               str(schema)).error  # fmt: skip
+    assert "cannot read" in run("generate", "hello", *options, "--schema", "no-such-file").err
+    assert (
+        "give one"
+        in run("generate", "hello", *options, "--schema", str(schema), "--regex", "a").error
+    )
+    schema.write_text("{")
+    assert "JSON" in run("generate", "hello", *options, "--schema", str(schema)).error

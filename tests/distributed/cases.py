@@ -151,6 +151,62 @@ def statistics_of_parts(mesh: Mesh, seed: int) -> list[str]:
     return wrong
 
 
+def class_scores_of_parts(mesh: Mesh, seed: int) -> list[str]:
+    """Where the scores of classes differ from those of the whole vocabulary, in words."""
+    import torch
+    from small_automata import automaton_of
+
+    from lopa.distributed.tensor_parallel import part_of
+    from lopa.distributed.vocab_statistics import VocabularyStatistics
+    from lopa.runner.class_scores import class_scores
+
+    vocab, count = 101, 20
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(count, vocab, generator=generator) * 4
+    logits[3] = logits[3].round()  # many that tie
+    positions = torch.arange(count) + 11
+    first = {**dict.fromkeys(range(10), 0), **dict.fromkeys(range(8, 60), 1), 90: 1}
+    automaton = automaton_of([first, {**dict.fromkeys(range(40, 80), 0), 3: 1}], [1], vocab, [100])
+    held = part_of(mesh).held(vocab)
+    find = VocabularyStatistics(mesh, held.start)
+    wrong = []
+    for draw in ({}, {"temperature": 0.7}, {"temperature": 1.0, "top_p": 0.8, "top_k": 30}):
+        for decoder in ("lopa", "fast-dllm"):
+            config = DecodeConfig(decoder=decoder, seed=seed, **draw)  # type: ignore[arg-type]
+            part = logits[:, held.start : held.stop]
+            whole = class_scores(logits, positions, config, automaton)
+            parts = find.class_scores(part, positions, config, automaton)
+            for name, a, b in zip(whole._fields, whole, parts, strict=True):
+                same = a is b is None or torch.allclose(a[1:].double(), b[1:].double(), atol=1e-5)
+                if not same:
+                    wrong.append(f"{decoder} {draw} {name}: {a} {b}")
+    return wrong
+
+
+def decode_fitting(mesh: Mesh, settings: Sequence[dict[str, Any]]) -> list[list[int]]:
+    """Answers that have to fit, all at once, with a look at the anchor after every round."""
+    from fitting import run
+    from small_automata import automaton_of, balanced
+
+    llm = RankLLM("dummy:dream-tiny", dtype="float32", mesh=mesh)
+    vocab, eos = llm.config.vocab_size, llm.config.eos_ids
+    pairs = automaton_of(
+        [{30: 1}, {31: 2}, dict.fromkeys(range(100, 150), 2) | {33: 3}, {34: 0, 35: 4}, {}],
+        [4],
+        vocab,
+        eos,
+    )
+    patterns = [pairs, balanced(40, 41, range(50, 120), 2, vocab, eos)]
+    sessions = [
+        llm.session_from_ids(
+            [5, 8, 11, 14], llm.decode_config(max_new_tokens=21, **some), automaton=pattern
+        )
+        for some in settings
+        for pattern in patterns
+    ]
+    return [output.token_ids for output in run(llm.engine(), sessions)]
+
+
 def astray(mesh: Mesh, request: Request) -> str:
     """Rank 1's decoder is given a token that nobody chose: what every rank says about it."""
     from lopa.errors import LopaError

@@ -14,6 +14,8 @@ from pathlib import Path
 import cases
 import pytest
 import torch
+from fitting import check_answer
+from small_automata import balanced
 
 import goldens
 from lopa import DecodeConfig
@@ -118,6 +120,26 @@ def test_requests_outlive_the_ranks(llm: ParallelLLM) -> None:
     found = dict(llm.generate_as_completed([prompt, prompt[:5]], request.config, max_running=2))
     assert found[0].token_ids == expected
     assert llm.supervisor.pids == pids
+
+
+def test_an_answer_that_has_to_fit_outlives_a_rank(llm: ParallelLLM) -> None:
+    vocab, eos = llm.config.vocab_size, llm.config.eos_ids
+    pattern = balanced(40, 41, range(50, 120), 2, vocab, eos)
+    config = llm.decode_config(max_new_tokens=24, block_size=8, branches=3, threshold=0.999)
+    answers = []
+    for dies in (False, True):
+        session = llm.session_from_ids([5, 8, 11], config, automaton=pattern)
+        stream = llm.engine().stream(session)
+        for _ in range(2):
+            next(stream)
+        if dies:
+            os.kill(llm.supervisor.pids[1], signal.SIGKILL)
+        *_, last = stream
+        assert last.output is not None
+        check_answer(last.output, session.decoder)
+        answers.append(last.output.token_ids)
+    assert answers[0] == answers[1]
+    llm.generate([5, 8, 11], config)  # which finds out about the kill, if nobody did
 
 
 def test_refusals() -> None:

@@ -6,10 +6,12 @@ One test: starting the processes costs more than what they do.
 from __future__ import annotations
 
 import cases
+import torch
 from ranks import Ranks
 
 import goldens
 from lopa import DecodeConfig
+from lopa.distributed.mesh import Mesh
 
 QUICK = ("01_lopa", "07_lopa_blockattn", "14_d2f", "18_vanilla")
 LLADA = {"threshold": 0.02, "max_new_tokens": 16, "block_size": 8}
@@ -51,6 +53,20 @@ def test_two_ranks_decode_as_one(two: Ranks) -> None:
     assert two.run(cases.statistics_of_parts, 0, branches=1, tensors=2) == [[], []]
     said = two.run(cases.astray, requests[0], branches=2)
     assert all("the ranks compute different things" in s for s in said)
+
+
+def test_answers_that_have_to_fit(two: Ranks) -> None:
+    """Those of one rank, by either kind of parallelism."""
+    settings = [
+        {"block_size": 8, "branches": 3, "threshold": 0.3},
+        {"block_size": 8, "attention": "block", "branches": 3, "temperature": 1.0},
+        {"window": "canvas", "branches": 2, "temperature": 1.0, "top_k": 50},
+        {"decoder": "fast-dllm", "block_size": 8},
+    ]
+    alone = cases.decode_fitting(Mesh(0, 1, 1, torch.device("cpu")), settings)
+    assert two.run(cases.decode_fitting, settings, branches=2) == [alone] * 2
+    assert two.run(cases.decode_fitting, settings, branches=1, tensors=2) == [alone] * 2
+    assert two.run(cases.class_scores_of_parts, 0, branches=1, tensors=2) == [[], []]
 
 
 def test_branches_auto(two: Ranks) -> None:

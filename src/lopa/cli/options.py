@@ -220,7 +220,7 @@ def default_of(name: str) -> str:
 
 def option(name: str, hint: Any, panel: str, line: str, default: str) -> inspect.Parameter:
     """The option for a field of a dataclass."""
-    parser = None
+    parser: Callable[[str], int | str] | None = None
     if get_origin(hint) in (Union, UnionType):
         kinds = [kind for kind in get_args(hint) if kind is not type(None)]
         hint = Sequence[str] if Sequence[str] in kinds else kinds[0]
@@ -229,12 +229,15 @@ def option(name: str, hint: Any, panel: str, line: str, default: str) -> inspect
             hint, parser = str, functools.partial(_number_or_word, words)
     if hint in (Sequence[str], tuple[str, ...]):
         hint = list[str]  # an option that may be repeated
+    metavar = "INTEGER|" + "|".join(words) if parser else "TEXT" if hint == list[str] else None
+    if name == "schema":
+        parser, metavar = _schema_file, "FILE"
     flag = "--" + name.replace("_", "-")
     info = typer.Option(
         f"{flag}/--no-{flag[2:]}" if hint is bool else flag,
         help=f"{line} (default: {default})." if default else f"{line}.",
         show_default=False,
-        metavar="INTEGER|" + "|".join(words) if parser else "TEXT" if hint == list[str] else None,
+        metavar=metavar,
         parser=parser,
         rich_help_panel=panel,
     )
@@ -270,6 +273,13 @@ def _number_or_word(words: Sequence[str], text: str) -> int | str:
     except ValueError:
         known = " or ".join(words)
         raise typer.BadParameter(f"{text!r} is not a whole number or {known}") from None
+
+
+def _schema_file(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"cannot read {name}: {error}; give a file of JSON") from None
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lopa.config import DecodeConfig
+from lopa.decoding.answer_state import AnswerState
 from lopa.decoding.branch_budget import PRIOR_TOKENS, BranchBudget
 from lopa.decoding.fill import FillRule, with_others
 from lopa.decoding.outcome import Outcome
@@ -23,7 +24,16 @@ from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
 from lopa.decoding.round_view import Anchor, RoundView, eos_mask
 from lopa.decoding.row_budget import PRIOR_ROUNDS, Offer, Pace, allocate
 from lopa.decoding.windows import Frame, Pipeline, make_window
-from lopa.types import BoolArray, Draft, FinishReason, IntArray, Plan, Round, Stats
+from lopa.types import (
+    Automaton,
+    BoolArray,
+    Draft,
+    FinishReason,
+    IntArray,
+    Plan,
+    Round,
+    Stats,
+)
 
 _NOTHING: IntArray = np.empty(0, np.int64)
 
@@ -42,6 +52,7 @@ class Decoder:
         aligned: bool = False,  # the model counts blocks from position 0
         cost: RoundCost = EVERY_ROUND_THE_SAME,  # for branches auto with objective speed
         policy: LookaheadPolicy | None = None,  # None: as configured
+        automaton: Automaton | None = None,  # what the answer has to fit
     ) -> None:
         self.config = config
         self.mask_id = mask_id
@@ -54,6 +65,9 @@ class Decoder:
         length = self.window.base + self.window.count * self.window.size
         self.tokens = np.full(length, mask_id, np.int64)  # the anchor's canvas
         self.tokens[: self.prompt] = prompt_ids
+        self.answer: AnswerState | None = None
+        if automaton is not None:
+            self.answer = AnswerState(automaton, config, self.prompt)
         self.drafts: list[Draft] = []
         self.cost = cost if config.objective == "speed" else EVERY_ROUND_THE_SAME
         self.budget = BranchBudget(config.accept) if config.branches == "auto" else None
@@ -105,6 +119,8 @@ class Decoder:
 
     def end(self, reason: FinishReason) -> None:
         """Stop here: `plan` returns None from now on."""
+        if reason == "length" and self.answer is not None:
+            reason = "eos"  # one that has to fit is complete when all of it is filled
         self.finish = reason
         self._plan = None
 
@@ -169,6 +185,12 @@ class Decoder:
             block_ids = (np.arange(frame.start, end) - (0 if self.aligned else base)) // size
             if not self.aligned:
                 block_ids[: max(0, base - frame.start)] = -1  # the prompt is one block
+        constraint = None
+        if self.answer is not None:
+            self.answer.read(self.tokens, self.mask_id)
+            blocks_end = base + (frame.first + 1) * size
+            last = blocks_end if self.config.window == "blocks" else end
+            constraint = self.answer.constraint(last)
         self._frame, self._eos_rows = frame, has_eos
         self._plan = Plan(
             index=self.round,
@@ -179,6 +201,7 @@ class Decoder:
             row_ends=row_ends,
             wanted=wanted,
             block_ids=block_ids,
+            constraint=constraint,
         )
         return self._plan
 
@@ -310,10 +333,10 @@ class Decoder:
         if self.config.early_stop:
             first = self.first_eos
             if first is not None and self.settled > first:
-                self.finish = "eos"
+                self.end("eos")
             # Tokens past max_new_tokens, in aligned blocks, are not needed.
             elif self.aligned and self.settled >= self.config.max_new_tokens:
-                self.finish = "length"
+                self.end("length")
         return _Fills(masks, step, chosen, columns, replaced, forced.reshape(-1), added)
 
     def _edit(
@@ -394,7 +417,14 @@ class Decoder:
             if (first := self.first_eos) is not None:  # and not behind it
                 free[max(0, self.prompt + first - view.offset) :] = False
         tokens = self.tokens[view.offset : view.offset + count]
-        return self.policy.spawn(Anchor(view, drafts, row, free, filled, tokens, may_force))
+        fits = self.answer is not None
+        spawned = self.policy.spawn(
+            Anchor(view, drafts, row, free, filled, tokens, may_force, by_own_row=fits)
+        )
+        if fits:  # a branch has to, too: whatever a policy says, its draft is of the row's path
+            own = view.token[row]
+            return [d for d in spawned if all(own[a.position - view.offset] == a.token for a in d)]
+        return spawned
 
 
 class _Fills(NamedTuple):

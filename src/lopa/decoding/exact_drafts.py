@@ -48,7 +48,8 @@ class Candidates(NamedTuple):
 def candidates(anchor: Anchor, threshold: float) -> Candidates:
     """What the round says of the masks that are left.
 
-    Of all rows the one that has the most of the new anchor's tokens, and no others, tells best.
+    Of all rows the one that has the most of the new anchor's tokens, and no others, tells best;
+    where an answer has to fit, it is the winner's own.
     """
     view, columns = anchor.view, anchor.free.nonzero()[0]
     row, unseen = _nearest(anchor)
@@ -113,6 +114,8 @@ def _nearest(anchor: Anchor) -> tuple[int, BoolArray]:
     offset, tokens = anchor.view.offset, anchor.tokens
     best, most = anchor.row, -1
     for row, draft in enumerate([*anchor.drafts, ()]):
+        if anchor.by_own_row and row != anchor.row:
+            continue
         fits = all(
             a.position - offset < len(tokens) and tokens[a.position - offset] == a.token
             for a in draft

@@ -101,6 +101,9 @@ class Anchor(NamedTuple):
     filled: BoolArray  # [N] what the round has filled, of its own blocks
     tokens: IntArray  # [N] with its fills
     may_force: BoolArray  # [blocks] fully activated, in this round
+    # Whether drafts are of the winner's tokens alone: where an answer has to fit, those of one row
+    # fit together, and those of two need not.
+    by_own_row: bool = False
 
 
 def eos_mask(tokens: IntArray, eos_ids: Collection[int]) -> BoolArray:

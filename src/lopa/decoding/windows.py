@@ -84,7 +84,7 @@ class BlockWindow:
 
     def __init__(self, base: int, count: int, config: DecodeConfig) -> None:
         self.base = base
-        self.size = config.max_new_tokens // config.blocks
+        self.size = config.max_new_tokens if config.window == "canvas" else config.block_size
         self.count = count
         self.cache: CacheName = config.cache
         self.current = 0

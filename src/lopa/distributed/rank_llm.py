@@ -68,6 +68,7 @@ class RankLLM(BaseLLM):
         )
         if statistics is not None:
             local.backend.statistics = statistics
+            local.backend.class_scores = statistics.class_scores
         self.capacity = local.capacity
         self.runner = BranchRunner(local, mesh)
         mesh.barrier()

@@ -57,6 +57,7 @@ class ReplayLog:
             row_ends=np.array([plan.start + length]),
             wanted=np.zeros_like(tokens, np.bool_),
             block_ids=plan.block_ids[:length] if plan.block_ids is not None else None,
+            constraint=None,
         )
         # What lies within the new window was not read by it, and is overwritten by its commit.
         while self.plans and _covers(new, self.plans[-1]):

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from lopa.config import DecodeConfig
 from lopa.distributed.mesh import Mesh
+from lopa.runner.class_scores import ScoreColumns, perturbed, scores_of
 from lopa.runner.statistics import ENTROPY_EPS, gumbel
+from lopa.types import Automaton
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,28 @@ class VocabularyStatistics:
         probs = (logits - at).exp()
         entropy = (probs * torch.log(probs + ENTROPY_EPS)).sum(dim=-1)
         return token, max_prob, self.mesh.sum_over_parts(entropy)
+
+    def class_scores(
+        self, logits: Tensor, positions: Tensor, config: DecodeConfig, automaton: Automaton
+    ) -> ScoreColumns:
+        """A `FindScores`: takes this rank's columns of the logits."""
+        logits = logits.double() if config.needs_fp64 else logits.float()
+        keys = None
+        if config.temperature > 0:
+            keys = perturbed(logits, self._keep_top, positions, config, self.first)
+        highest = self._most(logits.amax(dim=-1))
+        own = scores_of(logits, keys, highest, config, automaton, self.first)
+        columns = [x.double() for x in own if x is not None]
+        parts = self.mesh.gather_parts(torch.stack(columns))  # [parts, columns, classes, N]
+        key, token, logit, mass, *means = parts.unbind(1)
+        # The first part wins a tie: it holds the lower ids.
+        winner = key.argmax(dim=0)[None]
+        top, token, logit = (x.gather(0, winner)[0] for x in (key, token, logit))
+        mean = None
+        if means:
+            share = (mass - mass.amax(dim=0)).exp()
+            mean = (share * means[0]).sum(dim=0) / share.sum(dim=0)
+        return ScoreColumns(top, token.long(), logit, mass.logsumexp(dim=0), mean)
 
     def _keep_top(self, logits: Tensor, top_p: float, top_k: int) -> Tensor:
         """top-p, then top-k: everything else becomes −inf, as on one device."""

@@ -29,6 +29,8 @@ from lopa.engine.prompts import Batch, Messages, Prompt, is_batch
 from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
 from lopa.errors import ConfigError, PromptError
+from lopa.grammar.compile import Compiler
+from lopa.grammar.token_automaton import TokenAutomaton
 from lopa.kernels.quantize import check_quantize
 from lopa.models import checkpoint
 from lopa.models.families import family_named, settings_for
@@ -36,6 +38,7 @@ from lopa.models.tokenizer import Tokenizer
 from lopa.runner.device import check_fits, choose_device, choose_dtype
 from lopa.runner.paged import Reuse
 from lopa.runner.raw_logits import raw_logits
+from lopa.types import Automaton
 
 Configs = DecodeConfig | Sequence[DecodeConfig] | None  # for all prompts, or one each
 
@@ -60,6 +63,9 @@ class BaseLLM(ABC):
         self.config = loader.with_special_ids(self.config, options)
         use_turn_ends = options.eos_token_id is None
         self._turn_ends = loader.turn_ends(self.config, self.tokenizer) if use_turn_ends else ()
+        self._compiler = Compiler(
+            self.tokenizer, vocab_size=self.config.vocab_size, forbidden={self.config.mask_id}
+        )
 
     tokenizer: Tokenizer | None  # set by each kind when it loads
 
@@ -150,6 +156,7 @@ class BaseLLM(ABC):
         config: one for all prompts, or a list with one each. Keyword arguments are fields of
         `DecodeConfig`, on top of it: `llm.generate(prompt, branches=3, max_new_tokens=100)`.
         progress: show a bar on standard error.
+        schema, regex: what the answers fit, `schema={"type": "object", …}` say.
         Outputs are in the order of the prompts. In fp32 they equal those of one prompt at a time.
         """
         many = is_batch(prompts)
@@ -260,6 +267,7 @@ class BaseLLM(ABC):
         *,
         cost: RoundCost | None = None,
         policy: LookaheadPolicy | None = None,
+        automaton: Automaton | None = None,  # in place of the configured one
     ) -> Session:
         family_named(self.config.family).check(self.config, config)
         self._check_length(len(ids), config, len(ids) + config.max_new_tokens)
@@ -268,14 +276,25 @@ class BaseLLM(ABC):
             config,
             ids,
             mask_id=self.config.mask_id,
-            eos_ids=self.config.eos_ids + (self._turn_ends if config.early_stop else ()),
+            eos_ids=self._eos_ids(config),
             shift=self.config.shift,
             aligned=self.config.trained_block is not None,
             cost=(cost or self.round_cost) if measured else EVERY_ROUND_THE_SAME,
             policy=policy,
+            automaton=automaton or self.automaton(config),
         )
         self._check_length(len(ids), config, len(decoder.tokens))  # in whole blocks
         return Session(decoder, self.tokenizer)
+
+    def automaton(self, config: DecodeConfig) -> TokenAutomaton | None:
+        """What answers have to fit: the schema or regex, compiled for this model's tokens.
+
+        It takes seconds at most and is kept, also on disk. None: they may be any text.
+        """
+        return self._compiler.compile_for(config, self._eos_ids(config))
+
+    def _eos_ids(self, config: DecodeConfig) -> tuple[int, ...]:
+        return self.config.eos_ids + (self._turn_ends if config.early_stop else ())
 
     def _check_length(self, prompt: int, config: DecodeConfig, tokens: int) -> None:
         if tokens > self.config.max_positions:

@@ -26,7 +26,7 @@ def parse_axes(words: Sequence[str]) -> dict[str, list[Any]]:
     for word in words:
         name, _, values = word.partition("=")
         name = name.replace("-", "_")
-        if name not in FIELDS or name == "stop":
+        if name not in FIELDS or name in ("stop", "schema", "regex"):
             raise ConfigError(
                 f"cannot sweep {name!r}: give NAME=VALUE,VALUE with a decoding option"
             )

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from lopa.errors import CheckpointError, LopaError, PromptError
+from lopa.errors import CheckpointError, ConfigError, LopaError, PromptError
 from lopa.models.tokenizer_files import (
     added_token,
     byte_level_part,
@@ -124,6 +124,7 @@ class Tokenizer:
             and (token["special"] or self._encode_plain(token["content"]).ids != [token["id"]])
         )
         self.is_byte_level: bool = _is_byte_level(spec.get("decoder"))
+        self._joins_pieces = _joins_pieces(spec.get("decoder"))
         self.max_characters_per_token: int | None = _max_characters_per_token(spec)
 
         strings = set(self._names.values())
@@ -206,6 +207,39 @@ class Tokenizer:
             if name is not None:
                 parts.append(name.encode() if i in self._names else _token_bytes(name))
         return b"".join(parts)
+
+    def token_bytes(self) -> tuple[list[bytes | None], list[bytes | None] | None]:
+        """The bytes that each token adds to a text, and those of each as the first token.
+
+        None for a token without text, and for one whose bytes depend on others. The second list
+        is None where both are the same. ConfigError where the bytes of no token are known.
+        """
+        ids = range(self.vocab_size)
+        if self.is_byte_level:
+            return [self.to_bytes([i]) or None for i in ids], None
+        plain = (i for i in ids if self.decode([i]).isalnum())
+        before = [next(plain, -1)] if self._joins_pieces else [-1]
+        if before == [-1]:
+            raise ConfigError(
+                f"{self._source}: a text is not simply its tokens' texts in this tokenizer, so "
+                "that answers cannot be kept to a schema or a regex with this model"
+            )
+        return self._piece_bytes(before), self._piece_bytes([])
+
+    def _piece_bytes(self, before: list[int]) -> list[bytes | None]:
+        """The bytes that each token adds behind `before`."""
+        shared = len(self.decode(before))
+        found: list[bytes | None] = [None] * self.vocab_size
+        visible = self.visible(range(self.vocab_size))
+        with _library(CheckpointError, self._source):
+            texts = self._full.decode_batch([[*before, i] for i in visible])
+        for i, text in zip(visible, texts, strict=True):
+            byte = _BYTE_PIECE.fullmatch(self._token(i) or "")
+            if byte is not None and int(byte[1], 16) >= 0x80:  # decoded with others of its kind
+                found[i] = bytes([int(byte[1], 16)])
+            elif "\ufffd" not in text:
+                found[i] = text[shared:].encode()
+        return found
 
     def is_byte(self, token_id: int) -> bool:
         """Whether the token is one byte of a byte-fallback vocabulary, as in Llama 2."""
@@ -425,6 +459,19 @@ def _is_byte_level(decoder: Any) -> bool:
     if decoder.get("type") == "Sequence":
         return [_is_byte_level(part) for part in decoder.get("decoders", [])] == [True]
     return decoder.get("type") == "ByteLevel"
+
+
+def _joins_pieces(decoder: Any) -> bool:
+    """Whether each token adds the same text wherever it stands, but for the first one."""
+    for part in parts(decoder, "decoders"):
+        kind = part.get("type")
+        if kind == "Strip" and (part.get("start", 0) > 1 or part.get("stop", 0)):
+            return False
+        if kind == "Replace" and len(part.get("pattern", {}).get("String", "")) != 1:
+            return False
+        if kind not in ("Metaspace", "ByteFallback", "Fuse", "Strip", "Replace"):
+            return False
+    return decoder is not None
 
 
 def _max_characters_per_token(spec: Mapping[str, Any]) -> int | None:

@@ -20,10 +20,12 @@ from lopa.config import DecodeConfig
 from lopa.models.transformer import Transformer, rope
 from lopa.runner.attention import BatchAttention, Span, sdpa_batch
 from lopa.runner.batch import Batch
+from lopa.runner.class_scores import FindScores, ScoreColumns, class_scores, joined
+from lopa.runner.constrained import constrained_statistics
 from lopa.runner.device_timer import DeviceTimer
 from lopa.runner.kv_cache import PAGE, KVCache, slot_mapping
 from lopa.runner.statistics import Statistics, statistics
-from lopa.types import FloatArray, IntArray, Plan
+from lopa.types import Automaton, FloatArray, IntArray, Plan
 
 HEAD_ROWS = 4096  # logits are computed for at most this many positions at once
 Found = tuple[IntArray, FloatArray, FloatArray]  # token, max_prob, ranking: [N] each
@@ -50,6 +52,7 @@ class TorchBackend:
         self.carry = torch.zeros(1, model.config.hidden_size, device=self.device, dtype=self.dtype)
         # Set by a rank that has a part of the vocabulary, and so of the logits
         self.statistics: Statistics = statistics
+        self.class_scores: FindScores = class_scores
         self.timer: DeviceTimer | None = None  # of an asynchronous backend; set by `lopa.bench`
         self._keys: list[Tensor] = []  # staged, by layer: [T, kv_heads, d]
         self._values: list[Tensor] = []
@@ -186,21 +189,44 @@ class TorchBackend:
             carried = source < 0
             rows[carried] = self.carry[-1 - source[carried]]
         positions = torch.from_numpy(wanted.position).to(self.device)
-        found = []
+        found: list[Found] = []
         end = 0
+        plans = [plan for _, plan in batch.plans]
         # Neighbours with the same settings share a call.
-        counts = zip(configs, wanted.counts, strict=True)
-        for config, same in groupby(counts, key=lambda item: item[0]):
-            begin, end = end, end + sum(count for _, count in same)
-            for i in range(begin, end, HEAD_ROWS):
-                here = slice(i, min(i + HEAD_ROWS, end))
-                logits = self.model.logits(rows[here])
-                mask = self.model.config.mask_id
-                found.append(self.statistics(logits, positions[here], mask, config))
+        by_plan = zip(plans, configs, wanted.counts, strict=True)
+        for (config, automaton), same in groupby(by_plan, key=_settings):
+            neighbours = list(same)
+            begin, end = end, end + sum(count for _, _, count in neighbours)
+            parts = [slice(i, min(i + HEAD_ROWS, end)) for i in range(begin, end, HEAD_ROWS)]
+            if automaton is None:
+                found += [self._plain(rows[here], positions[here], config) for here in parts]
+            elif parts:
+                scores = [
+                    self.class_scores(
+                        self.model.logits(rows[here]), positions[here], config, automaton
+                    )
+                    for here in parts
+                ]
+                found += self._constrained(neighbours, scores)
         if not found:
             return np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
-        token, max_prob, ranking = (torch.cat(x).cpu().numpy() for x in zip(*found, strict=True))
+        token, max_prob, ranking = (np.concatenate(x) for x in zip(*found, strict=True))
         return token, max_prob, ranking
+
+    def _plain(self, rows: Tensor, positions: Tensor, config: DecodeConfig) -> Found:
+        mask = self.model.config.mask_id
+        found = self.statistics(self.model.logits(rows), positions, mask, config)
+        token, max_prob, ranking = (x.cpu().numpy() for x in found)
+        return token, max_prob, ranking
+
+    def _constrained(
+        self, plans: Sequence[tuple[Plan, DecodeConfig, int]], scores: Sequence[ScoreColumns]
+    ) -> Iterator[Found]:
+        """scores: of all plans, in parts"""
+        whole, end = joined(scores), 0
+        for plan, config, count in plans:
+            own = whole.at(slice(end, end := end + count))
+            yield constrained_statistics(plan, own, self.model.config.mask_id, config)
 
     def _layers(
         self,
@@ -239,6 +265,11 @@ class TorchBackend:
                 )
             )
         return spans
+
+
+def _settings(of_plan: tuple[Plan, DecodeConfig, int]) -> tuple[DecodeConfig, Automaton | None]:
+    plan, config, _ = of_plan
+    return config, None if plan.constraint is None else plan.constraint.automaton
 
 
 def _prefix_slots(table: IntArray, plan: Plan) -> IntArray:

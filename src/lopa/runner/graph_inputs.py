@@ -186,10 +186,12 @@ def layers_on(device: torch.device, batch: Batch, group: int) -> LayerInputs[Ten
 def head_on(
     device: torch.device, batch: Batch, configs: Sequence[DecodeConfig], sizes: HeadSizes
 ) -> HeadInputs[Tensor]:
-    """For a forward without graphs."""
-    on_host = head_buffer(sizes)
+    """For a head without a graph."""
+    on_gpu = device.type == "cuda"
+    on_host = head_buffer(sizes, pinned=on_gpu)
     fill_head(head_arrays(on_host, sizes), batch, configs)
-    return split_head(on_host.to(device), sizes)
+    # Without waiting for the layers
+    return split_head(on_host.to(device, non_blocking=on_gpu), sizes)
 
 
 def writes_on(device: torch.device, writes: PendingKVWrites[IntArray]) -> PendingKVWrites[Tensor]:

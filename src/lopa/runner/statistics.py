@@ -41,7 +41,7 @@ def statistics(
     # Fast-dLLM is published with a softmax in fp64: at 1 − 1e-9, fp32 has only ties.
     logits = logits.double() if config.needs_fp64 else logits.float()
     if config.temperature > 0:
-        shaped = _keep_top(logits / config.temperature, config.top_p, config.top_k)
+        shaped = keep_top(logits / config.temperature, config.top_p, config.top_k)
         ids = torch.arange(logits.shape[1], device=logits.device)
         keys = shaped + gumbel(positions, config.seed, ids)
         keys[:, mask_id] = -torch.inf
@@ -65,7 +65,7 @@ def statistics(
     return token, max_prob, (probs * torch.log(probs + ENTROPY_EPS)).sum(dim=-1)
 
 
-def _keep_top(logits: Tensor, top_p: float, top_k: int) -> Tensor:
+def keep_top(logits: Tensor, top_p: float, top_k: int) -> Tensor:
     """top-p, then top-k: everything else becomes −inf. The most likely token always stays.
 
     Of equals the lower ids stay, so that top_k = 1 is greedy where bf16 logits tie.

@@ -18,6 +18,9 @@ FailureKind = Literal[
 ]
 
 
+PATTERNS = ("schema", "regex")  # options that are compiled before a job runs
+
+
 @dataclass(slots=True, kw_only=True)
 class Job:
     """One sequence to decode: one choice of a response."""

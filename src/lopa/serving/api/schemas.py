@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from lopa.config import (
+    MAX_REGEX,
     AcceptName,
     AttentionName,
     AutoName,
@@ -29,7 +30,9 @@ from lopa.config import (
     RankingName,
     ScoreName,
     WindowName,
+    schema_text,
 )
+from lopa.errors import ConfigError
 from lopa.serving.api.errors import ApiError
 
 MAX_STOPS = 16
@@ -55,7 +58,6 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "parallel_tool_calls": ((True, False), _NO_TOOLS),
     "functions": (([],), _NO_TOOLS),
     "function_call": (("none", "auto"), _NO_TOOLS),
-    "response_format": (({"type": "text"},), "the output is plain text"),
     "modalities": ((["text"],), "the output is plain text"),
     "audio": ((), "the output is plain text"),
     "prediction": ((), "predictions are not used"),
@@ -92,8 +94,37 @@ class StreamOptions(_Strict):
     include_obfuscation: Literal[False] | None = None
 
 
+class JsonSchema(_Strict):
+    """`name`, `description` and `strict` may be sent: the schema is always kept to."""
+
+    name: str | None = Field(None, max_length=256)
+    description: str | None = Field(None, max_length=10_000)
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+    strict: bool | None = None
+
+
+class AnswerFormat(_Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def schema_of_answer(self) -> str | None:
+        """As JSON text; None: it may be any text."""
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ApiError(
+                400,
+                "response_format: json_schema goes with type json_schema, and only with it",
+                param="response_format",
+            )
+        if self.json_schema is None:
+            return schema_text({"type": "object"}) if self.type == "json_object" else None
+        try:
+            return schema_text(self.json_schema.schema_)
+        except ConfigError as error:
+            raise ApiError(400, f"response_format: {error}", param="response_format") from None
+
+
 class Decoding(_Strict):
-    """Fields of `DecodeConfig`; null is the same as left out."""
+    """Fields of `DecodeConfig` but `schema`, which is `response_format` here; null: left out."""
 
     decoder: DecoderName | None = None
     max_new_tokens: int | None = None
@@ -125,6 +156,9 @@ class Decoding(_Strict):
     lookahead_eos: bool | None = None
     early_stop: bool | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
+    regex: str | None = Field(
+        None, max_length=MAX_REGEX, description="The whole answer matches it."
+    )
     max_rounds: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -144,6 +178,7 @@ class Request(Decoding):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stream_mode: StreamMode | None = None
+    response_format: AnswerFormat | None = None
     user: str | None = Field(None, max_length=256, description="Written to the server's log.")
 
     _ignored: list[str] = PrivateAttr(default_factory=list)
@@ -181,6 +216,9 @@ class Request(Decoding):
         found = {name: getattr(self, name) for name in Decoding.model_fields}
         found = {name: value for name, value in found.items() if value is not None}
         found.pop("max_new_tokens", None)
+        schema = self.response_format and self.response_format.schema_of_answer()
+        if schema is not None:
+            found["schema"] = schema
         if "stop" in found:
             found["stop"] = [found["stop"]] if isinstance(found["stop"], str) else found["stop"]
         return found
@@ -353,6 +391,8 @@ _FIELD_NAMES = {
     *CompletionRequest.model_fields,
     *ChatRequest.model_fields,
     *StreamOptions.model_fields,
+    *AnswerFormat.model_fields,
+    *("name", "description", "schema", "strict"),
     *Message.model_fields,
     *TextPart.model_fields,
 }

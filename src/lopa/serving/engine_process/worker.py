@@ -33,7 +33,7 @@ from lopa.serving.config import BRANCHES, EngineConfig
 from lopa.serving.engine_process.encoding_queue import EncodingQueue
 from lopa.serving.engine_process.running_job import RunningJob
 from lopa.serving.ipc import Channel
-from lopa.serving.jobs import Accepted, Event, Failed, Job, pack
+from lopa.serving.jobs import PATTERNS, Accepted, Event, Failed, Job, pack
 
 if TYPE_CHECKING:
     from lopa.engine.llm import BaseLLM
@@ -157,6 +157,10 @@ class Worker:
         """Encode and check a job; LopaError says what is wrong with it."""
         since = time.perf_counter()
         ids = self.llm.encode(job.prompt, at_most=self.most_tokens)
+        given = self._with_defaults(job.options)
+        shape = {name: given[name] for name in PATTERNS if given.get(name) is not None}
+        if shape:  # kept, so that it is there when the session is made
+            self.llm.automaton(DecodeConfig(**shape))
         with self._opening:
             return self._open(job, ids, since)
 
@@ -295,7 +299,11 @@ def _param(error: LopaError, job: Job) -> str | None:
     given = [name for name in words if name in job.options]
     if "max_new_tokens" in words and not given:
         return "max_tokens"
-    return given[0] if given else None
+    if "pattern" in words:
+        given += [name for name in PATTERNS if name in job.options]
+    if not given:
+        return None
+    return "response_format" if given[0] == "schema" else given[0]
 
 
 def _named(error: BaseException) -> str:

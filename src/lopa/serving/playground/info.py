@@ -55,7 +55,7 @@ def describe(model: str, engine: Mapping[str, Any]) -> dict[str, Any]:
         "version": VERSION,
         "chat": bool(engine.get("chat")),
         "defaults": usual,
-        "fields": [_field(name, decoders) for name in FIELDS],
+        "fields": [_field(name, decoders) for name in _SHOWN],
         "variants": _variants(usual, decoders),
         "presets": _presets() if "lopa" in decoders else {},
         "examples": _examples(model),
@@ -90,6 +90,7 @@ def _field(name: str, decoders: list[str]) -> dict[str, Any]:
     return {**described, "words": words} if words else described
 
 
+_SHOWN = [name for name in FIELDS if name not in ("schema", "regex")]  # the page has no place
 # Options that decide which others there are.
 _DECIDING = ("decoder", "window", "accept", "score")
 
@@ -134,7 +135,7 @@ def _variant(chosen: dict[str, Any], changed: Mapping[str, Any]) -> dict[str, An
     own = options_of(decoder, window, score)
     if decoder == "lopa":  # which has a value for all that it uses
         own &= settings.keys()
-    used = [name for name in FIELDS if name in _COMMON or name in own]
+    used = [name for name in _SHOWN if name in _COMMON or name in own]
     if window is None:  # only lopa can choose it
         used.remove("window")
     if "objective" in used:  # for branches auto only; the page leaves it at its default
