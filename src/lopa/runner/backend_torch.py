@@ -189,14 +189,15 @@ class TorchBackend:
         found = []
         end = 0
         # Neighbours with the same settings share a call.
-        counts = zip(configs, wanted.counts, strict=True)
-        for config, same in groupby(counts, key=lambda item: item[0]):
-            begin, end = end, end + sum(count for _, count in same)
+        excluded = [plan.never for _, plan in batch.plans]
+        counts = zip(configs, excluded, wanted.counts, strict=True)
+        for (config, never), same in groupby(counts, key=lambda item: item[:2]):
+            begin, end = end, end + sum(count for *_, count in same)
             for i in range(begin, end, HEAD_ROWS):
                 here = slice(i, min(i + HEAD_ROWS, end))
                 logits = self.model.logits(rows[here])
                 mask = self.model.config.mask_id
-                found.append(self.statistics(logits, positions[here], mask, config))
+                found.append(self.statistics(logits, positions[here], mask, config, never))
         if not found:
             return np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
         token, max_prob, ranking = (torch.cat(x).cpu().numpy() for x in zip(*found, strict=True))
