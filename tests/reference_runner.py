@@ -220,6 +220,13 @@ class ReferenceRunner(SyncRunner):
         at = torch.from_numpy(wanted).to(self.device)
         source, places = hidden[at], positions[at]
         counts = [int(plan.wanted.sum()) for _, plan in plans]
+        expected = None
+        if any(plan.expected is not None for _, plan in plans):
+            each = [
+                np.full(n, -1) if plan.expected is None else plan.expected[plan.wanted]
+                for n, (_, plan) in zip(counts, plans, strict=True)
+            ]
+            expected = torch.from_numpy(np.concatenate(each)).to(self.device)
         found = []
         end = 0
         # Neighbours with the same settings share their calls.
@@ -229,7 +236,8 @@ class ReferenceRunner(SyncRunner):
                 here = slice(i, min(i + _HEAD_ROWS, end))
                 logits = self.model.logits(source[here])
                 mask = self.config.mask_id
-                found.append(statistics(logits, places[here], mask, config, never))
+                asked = None if expected is None else expected[here]
+                found.append(statistics(logits, places[here], mask, config, never, asked))
         columns = [torch.cat(x).cpu().numpy() for x in zip(*found, strict=True)]
         pieces = [np.split(x, np.cumsum(counts)[:-1]) for x in columns or np.zeros((3, 0))]
         return [make_stats(*piece) for piece in zip(*pieces, strict=True)]

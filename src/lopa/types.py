@@ -47,6 +47,8 @@ class Plan:
     wanted: BoolArray  # [R, L] where statistics are asked for: masks, and tokens to be edited
     block_ids: IntArray | None  # [L] block of each position under block attention, else None
     never: tuple[int, ...] = ()  # tokens that are not predicted, beside the mask token
+    # [R, L] tokens whose statistics are asked for, in place of the predicted ones; −1: none
+    expected: IntArray | None = None
 
 
 class Stats(NamedTuple):

@@ -29,7 +29,7 @@ from lopa.config import DecodeConfig
 from lopa.decoding.decoder import Decoder
 from lopa.decoding.length_search import MAX_LENGTHS, LengthSearch, canvas_of, lengths_to_try
 from lopa.decoding.windows import layout_of_gaps
-from lopa.types import Gap, Stats
+from lopa.types import Gap, Plan, Stats
 
 texts = st.lists(st.integers(0, VOCAB), min_size=1, max_size=6).map(tuple)
 gaps = st.lists(
@@ -167,7 +167,8 @@ def test_edits_leave_pinned_tokens_alone() -> None:
 
 
 class KnowsTheText(MadeUp):
-    """A model that knows one text. What fits it is certain, anything else is a guess."""
+    """A model that knows one text. What fits it is certain, anything else is a guess, and what it
+    does not expect is unlikely."""
 
     def __init__(self, seed: int, text: list[int]) -> None:
         super().__init__(seed)
@@ -181,6 +182,14 @@ class KnowsTheText(MadeUp):
             return self.text[position], 0.98, -0.01
         return token, 0.5 * probability, ranking - 1
 
+    def stats(self, decoder: Decoder, plan: Plan) -> Stats:
+        found = super().stats(decoder, plan)
+        if plan.expected is None:
+            return found
+        expected = plan.expected[plan.wanted]
+        likely = np.where(found.token == expected, found.max_prob, 0.01)
+        return Stats(expected, likely, found.ranking)
+
 
 @pytest.mark.parametrize("length", [1, 4, 7])
 def test_the_likeliest_length_is_found_and_then_filled(length: int) -> None:
@@ -192,7 +201,10 @@ def test_the_likeliest_length_is_found_and_then_filled(length: int) -> None:
     source = KnowsTheText(3, text)
     assert len(searched.tokens) == 6 + 9 + len(after)  # room for the longest
     assert searched.settled == 0
-    rounds = drive(searched, source)
+    rounds = []
+    while (plan := searched.plan()) is not None:  # rows of the search are not its branches
+        searched.choose(source.stats(searched, plan))
+        rounds.append(searched.record())
     assert searched.generated.tolist() == text[6 : 6 + length]
     given_one = decoder_of(config, prompt, [Gap((length,), after)])
     same = drive(given_one, source)
@@ -220,9 +232,20 @@ def test_rows_of_a_search() -> None:
     assert (plan.start, plan.cached, plan.commit, plan.never) == (3, 3, 0, (EOS,))
     assert plan.wanted.sum(axis=1).tolist() == [1, 4]
     search.choose(plan, _certain([7, 3, 3, 3, 3]))
-    check = search.plan(3)  # all are full by now
-    assert check.rows.tolist() == [[7, MASK, MASK, 0, 0, 0], [3, 3, 3, 3, MASK, MASK]]
-    assert search.choose(check, _certain([1, 2, 1, 7])).winner == 0
+    read = search.plan(3)  # all are full by now
+    # Four tokens at a time are hidden, and nothing behind them is there.
+    rows = [row[: end - 3].tolist() for row, end in zip(read.rows, read.row_ends, strict=True)]
+    assert rows == [[MASK] * 3, [MASK] * 4, [3, 3, 3, 3, MASK, MASK]]
+    assert read.expected is not None
+    assert read.expected[read.wanted].tolist() == [7, 1, 2, 3, 3, 3, 3, 1, 2]
+    unlikely = _certain([7, 1, 2, 3, 3, 3, 3, 1, 2])
+    unlikely.max_prob[-1] = 0.01
+    record = search.choose(read, unlikely)
+    assert record.winner == 0
+    assert [b.score for b in record.branches] == pytest.approx(
+        [3 * np.log(0.95), 5 * np.log(0.95) + np.log(0.01)]
+    )
+    assert [bool(b.refused) for b in record.branches] == [False, True]
     assert search.found == (Gap((1,), (1, 2)),)
 
 

@@ -1,13 +1,14 @@
 """Length search: how many tokens a gap should have, by trying several lengths in each forward.
 
-How confident a gap is filled says little of its length: a model fills any number of masks with
-something that is likely there. So a length is judged by the text as a whole, read from the left.
-The candidates are filled in a few rounds, all lengths as rows of one forward. Then the text behind
-the gap is hidden, and each candidate says how likely it is to come next. With the candidate's own
-probability that is the probability of the text, which can be compared between lengths.
+How confident a gap is filled says little of its length: a model fills any number of masks with what
+is likely there, given that there are so many. What can be compared between lengths is the
+probability of the text, read from the left: of the filled gap, and of the text behind it.
 
-The prompt is forwarded once, with a gap of middle length, and read from the cache by all rows.
-Nothing that is filled here is kept: decoding begins anew with the length that was chosen.
+Round 0 forwards the prompt once, with a gap of middle length: all rows read it from the cache. A
+few rounds then fill every length, as rows of one forward. The last one hides the gap and the text
+behind it, a few tokens at a time, each in a row of its own in which nothing behind them is visible,
+and asks how likely they are. Nothing that is filled here is kept: decoding begins anew with the
+length that was chosen.
 """
 
 from __future__ import annotations
@@ -24,11 +25,10 @@ MAX_LENGTHS = 40  # that are tried unless others are given
 MOST_LENGTHS = 64  # that may be given
 _EVERY_LENGTH = 32  # up to here each; behind it they grow
 FILL_ROUNDS = 3
-CHECK_TOKENS = 8  # of the text behind the gap
-FILL_WEIGHT = 0.5  # of a candidate's own log probability, beside that of the text behind it
-OTHER_SHARE = 0.1  # of the probability that another token leaves, which the right one may have
+BEHIND = 12  # tokens of the text behind the gap that are read
+CHUNK = 4  # tokens that are hidden together
 _LEAST = 1e-9  # probability
-SHORTER = "another length is likelier"
+LESS_LIKELY = "another length is likelier"
 
 
 def lengths_to_try(most: int) -> tuple[int, ...]:
@@ -45,7 +45,7 @@ def canvas_of(gaps: Sequence[Gap], mask_id: int) -> list[int]:
 
 
 class LengthSearch:
-    """Rounds of one gap, until `found` has its length. Rows are the lengths, shortest first."""
+    """Rounds of one gap, until `found` has its length."""
 
     def __init__(
         self,
@@ -60,7 +60,6 @@ class LengthSearch:
         self.prompt_ids = list(prompt_ids)
         self.mask_id, self.never, self.config = mask_id, never, config
         self.fills = [np.full(length, mask_id, np.int64) for length in self.lengths]
-        self.chances = np.zeros(len(self.lengths))  # log probability of what is filled
         self.round = 0
         self.found: tuple[Gap] | None = None
 
@@ -68,24 +67,31 @@ class LengthSearch:
     def longest(self) -> tuple[Gap]:
         return (self.gap._replace(lengths=(self.lengths[-1],)),)
 
+    @property
+    def is_reading(self) -> bool:
+        return self.round > FILL_ROUNDS
+
     def plan(self, index: int) -> Plan:
-        """Round 0 caches the prompt, the next ones fill, the last one checks the text behind."""
-        prompt, after = self.prompt_ids, list(self.gap.after)
-        start = len(prompt)
+        start, after = len(self.prompt_ids), np.array(self.gap.after)
+        cached, commit = start, 0
         if self.round == 0:
             middle = self.fills[len(self.fills) // 2]
-            rows, start, cached, commit = [np.array([*prompt, *middle, *after])], 0, 0, start
+            rows = [np.concatenate([self.prompt_ids, middle, after])]
+            start, cached, commit = 0, 0, start
+        elif not self.is_reading:
+            rows = [np.concatenate([fill, after]) for fill in self._unfilled()]
         else:
-            hidden = [self.mask_id] * len(after[:CHECK_TOKENS])
-            behind = hidden if self.round > FILL_ROUNDS else after
-            rows = [np.concatenate([fill, behind]) for fill in self.fills]
-            cached, commit = start, 0
+            rows = [text[:end] for text in self._texts() for end in _chunk_ends(len(text))]
         row_ends = np.array([start + len(row) for row in rows])
-        width = max(map(len, rows))
-        padded = np.zeros((len(rows), width), np.int64)
-        for to, row in zip(padded, rows, strict=True):
-            to[: len(row)] = row
-        inside = np.arange(start, start + width) < row_ends[:, None]
+        cells = np.arange(start, max(row_ends)) < row_ends[:, None]  # those that are tokens
+        padded = np.zeros(cells.shape, np.int64)
+        padded[cells] = np.concatenate(rows)
+        wanted, expected = cells & (padded == self.mask_id), None
+        if self.is_reading:
+            wanted, expected = np.zeros_like(cells), padded.copy()
+            for row, end in enumerate(map(len, rows)):
+                wanted[row, (end - 1) // CHUNK * CHUNK : end] = True
+            padded[wanted] = self.mask_id
         return Plan(
             index=index,
             start=start,
@@ -93,65 +99,68 @@ class LengthSearch:
             commit=commit,
             rows=padded,
             row_ends=row_ends,
-            wanted=(padded == self.mask_id) & inside,
+            wanted=wanted,
             block_ids=None,
             never=self.never,
+            expected=expected,
         )
 
     def choose(self, plan: Plan, stats: Stats) -> Round:
-        """Take a round's statistics: its record. The winner is the likeliest length so far."""
-        counts = plan.wanted.sum(axis=1)
-        ends = counts.cumsum()
-        rows = [slice(end - count, end) for count, end in zip(counts, ends, strict=True)]
-        found = [Stats(stats.token[r], stats.max_prob[r], stats.ranking[r]) for r in rows]
-        scores = np.zeros(len(found))
-        if 0 < self.round <= FILL_ROUNDS:
-            for row, of_row in enumerate(found):
-                if len(of_row.token):
-                    self._fill(row, of_row)
-            scores = self.chances / self.lengths
-        elif self.round:
-            scores = FILL_WEIGHT * self.chances
-            scores += [self._behind(of_row) for of_row in found]
+        """Take a round's statistics: its record, with a branch for each length that was tried.
+
+        Its winner is the likeliest, once the texts are read.
+        """
+        ends = plan.wanted.sum(axis=1).cumsum().tolist()
+        rows = [slice(*span) for span in zip([0, *ends[:-1]], ends, strict=True)]
+        lengths, scores = self.lengths, np.zeros(len(self.lengths))
+        if self.round == 0:
+            lengths, scores = [lengths[len(lengths) // 2]], scores[:1]
+        elif not self.is_reading:
+            for fill, row in zip(self._unfilled(), rows, strict=True):
+                self._fill(fill, stats, row)
+        else:
+            logs = np.log(np.maximum(stats.max_prob, _LEAST))
+            each = iter(rows)
+            for number, text in enumerate(self._texts()):
+                scores[number] = sum(logs[next(each)].sum() for _ in _chunk_ends(len(text)))
         winner = int(scores.argmax())
-        if self.round > FILL_ROUNDS:
-            self.found = (self.gap._replace(lengths=(self.lengths[winner],)),)
+        if self.is_reading:
+            self.found = (self.gap._replace(lengths=(lengths[winner],)),)
         self.round += 1
-        if self.round > 1 and not any((fill == self.mask_id).any() for fill in self.fills):
+        if not self._unfilled():
             self.round = max(self.round, FILL_ROUNDS + 1)
-        return self._record(plan, found, scores, winner)
+        return self._record(plan, lengths, scores, winner)
 
-    def _fill(self, row: int, found: Stats) -> None:
+    def _unfilled(self) -> list[IntArray]:
+        return [fill for fill in self.fills if (fill == self.mask_id).any()]
+
+    def _texts(self) -> list[IntArray]:
+        """What is read of each length."""
+        behind = self.gap.after[:BEHIND]
+        return [np.concatenate([fill, behind]) for fill in self.fills]
+
+    def _fill(self, fill: IntArray, stats: Stats, row: slice) -> None:
         """An equal share of the masks, the best-ranked, and all above the threshold."""
-        left = FILL_ROUNDS - self.round + 1  # rounds, with this one
-        chosen: BoolArray = np.zeros(len(found.token), np.bool_)
-        chosen[(-found.ranking).argsort(kind="stable")[: -(-len(chosen) // left)]] = True
+        ranking, left = stats.ranking[row], FILL_ROUNDS - self.round + 1  # rounds, with this one
+        chosen: BoolArray = np.zeros(len(ranking), np.bool_)
+        chosen[(-ranking).argsort(kind="stable")[: -(-len(ranking) // left)]] = True
         if self.config.threshold is not None:
-            chosen |= passes(found.max_prob, self.config.threshold)
-        masks: IntArray = (self.fills[row] == self.mask_id).nonzero()[0]
-        self.fills[row][masks[chosen]] = found.token[chosen]
-        self.chances[row] += _log(found.max_prob[chosen]).sum()
+            chosen |= passes(stats.max_prob[row], self.config.threshold)
+        masks = (fill == self.mask_id).nonzero()[0]
+        fill[masks[chosen]] = stats.token[row][chosen]
 
-    def _behind(self, found: Stats) -> float:
-        """Log probability of the text behind the gap, as far as the statistics tell it."""
-        expected = np.array(self.gap.after[: len(found.token)])
-        other = OTHER_SHARE * (1 - found.max_prob)
-        return float(_log(np.where(found.token == expected, found.max_prob, other)).sum())
-
-    def _record(self, plan: Plan, found: Sequence[Stats], scores: FloatArray, winner: int) -> Round:
+    def _record(self, plan: Plan, lengths: Sequence[int], scores: FloatArray, winner: int) -> Round:
+        known = len(self.prompt_ids) + len(self.gap.after)
         branches = [
             Branch(
                 lookaheads=[],
-                score=float(score),
-                masks=len(of_row.token),
-                end=int(end),
+                score=score,
+                masks=length,
+                end=known + length,
                 eos=False,
-                refused="" if row == winner else SHORTER,
-                landscape=(of_row.max_prob * 255 + 0.5).astype(np.uint8).tobytes().hex(),
+                refused=LESS_LIKELY if self.found and number != winner else "",
             )
-            for row, (of_row, score, end) in enumerate(
-                zip(found, scores, plan.row_ends, strict=True)
-            )
+            for number, (length, score) in enumerate(zip(lengths, scores.tolist(), strict=True))
         ]
         return Round(
             index=plan.index,
@@ -166,6 +175,5 @@ class LengthSearch:
         )
 
 
-def _log(probability: FloatArray) -> FloatArray:
-    logs: FloatArray = np.log(np.maximum(probability, _LEAST))
-    return logs
+def _chunk_ends(length: int) -> list[int]:
+    return [min(start + CHUNK, length) for start in range(0, length, CHUNK)]

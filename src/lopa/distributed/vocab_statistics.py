@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lopa.config import DecodeConfig
 from lopa.distributed.mesh import Mesh
-from lopa.runner.statistics import ENTROPY_EPS, gumbel
+from lopa.runner.statistics import ENTROPY_EPS, gumbel, only_expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class VocabularyStatistics:
         mask_id: int,
         config: DecodeConfig,
         never: Sequence[int] = (),
+        expected: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         logits = logits.double() if config.needs_fp64 else logits.float()
         ids = torch.arange(self.first, self.first + logits.shape[1], device=logits.device)
@@ -44,6 +45,8 @@ class VocabularyStatistics:
             if config.tempers_confidence:
                 logits = shaped
         keys = keys.masked_fill(excluded, -torch.inf)
+        if expected is not None:
+            keys = only_expected(keys, expected, ids)
         best, own = keys.max(dim=-1)
         columns = [best, ids[own], _at(logits, own)]
         if config.temperature > 0:  # where the filter leaves nothing but such tokens

@@ -13,7 +13,8 @@ from lopa.tasks.infill import HiddenLine
 from lopa.tasks.problem import Problem
 
 # A step's last equation: numbers and operators, and the result.
-_EQUATION = re.compile(r"([0-9][0-9 +*/x().-]*?)\s*=\s*\$?([0-9]+)(?!.*=)")
+_EQUATION = re.compile(r"([(0-9][0-9 +*/x()-]*?)\s*=\s*\$?([0-9]+)(?!.*=)")
+_SIGNS = {"plus": "+", "minus": "-", "times": "*", "divided by": "/"}
 _NUMBER = re.compile(r"-?[0-9][0-9,]*(\.[0-9]+)?")
 
 
@@ -30,10 +31,16 @@ def score_step(reference: str, text: str) -> bool:
 
     The answer behind a hidden step is visible, so it cannot tell.
     """
-    expected, found = _EQUATION.search(reference), _EQUATION.search(text)
+    expected, found = (_EQUATION.search(_in_signs(line)) for line in (reference, text))
     if expected is None or found is None or "\n" in text:
         return False
     return found[2] == expected[2] and _value(found[1]) == int(found[2])
+
+
+def _in_signs(line: str) -> str:
+    for word, sign in _SIGNS.items():
+        line = line.replace(f" {word} ", f" {sign} ")
+    return line
 
 
 def _value(expression: str) -> float | None:

@@ -186,6 +186,9 @@ class TorchBackend:
             carried = source < 0
             rows[carried] = self.carry[-1 - source[carried]]
         positions = torch.from_numpy(wanted.position).to(self.device)
+        expected = None
+        if (asked := batch.expected) is not None:
+            expected = torch.from_numpy(asked).to(self.device)
         found = []
         end = 0
         # Neighbours with the same settings share a call.
@@ -197,7 +200,9 @@ class TorchBackend:
                 here = slice(i, min(i + HEAD_ROWS, end))
                 logits = self.model.logits(rows[here])
                 mask = self.model.config.mask_id
-                found.append(self.statistics(logits, positions[here], mask, config, never))
+                of_these = None if expected is None else expected[here]
+                given = logits, positions[here], mask, config, never, of_these
+                found.append(self.statistics(*given))
         if not found:
             return np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
         token, max_prob, ranking = (torch.cat(x).cpu().numpy() for x in zip(*found, strict=True))

@@ -27,9 +27,10 @@ from lopa.config import DecodeConfig
 
 ENTROPY_EPS = 1e-10  # as published: p · log(p + eps)
 
-# The signature of `statistics`: logits, positions, mask_id, config, never
+# The signature of `statistics`: logits, positions, mask_id, config, never, expected
 Statistics: TypeAlias = Callable[
-    [Tensor, Tensor, int, DecodeConfig, Sequence[int]], tuple[Tensor, Tensor, Tensor]
+    [Tensor, Tensor, int, DecodeConfig, Sequence[int], Tensor | None],
+    tuple[Tensor, Tensor, Tensor],
 ]
 
 
@@ -39,6 +40,7 @@ def statistics(
     mask_id: int,
     config: DecodeConfig,
     never: Sequence[int] = (),  # other tokens that are not predicted
+    expected: Tensor | None = None,  # [N] the token that is asked for; −1: the predicted one
 ) -> tuple[Tensor, Tensor, Tensor]:
     """token [N] int64, max_prob [N] and ranking [N] in fp32 or better."""
     excluded = [mask_id, *never]
@@ -57,6 +59,8 @@ def statistics(
     else:
         keys = logits.clone()
     keys[:, excluded] = -torch.inf
+    if expected is not None:
+        keys = only_expected(keys, expected, torch.arange(keys.shape[1], device=keys.device))
     token = keys.argmax(dim=-1)
     probs = torch.softmax(logits, dim=-1)
     max_prob = probs.gather(-1, token[:, None])[:, 0]
@@ -67,6 +71,13 @@ def statistics(
         others = probs.scatter(-1, token[:, None], -1.0)
         return token, max_prob, max_prob - others.amax(dim=-1)
     return token, max_prob, (probs * torch.log(probs + ENTROPY_EPS)).sum(dim=-1)
+
+
+def only_expected(keys: Tensor, expected: Tensor, ids: Tensor) -> Tensor:
+    """Keys [N, ids] whose largest is the expected token's, where there is one."""
+    asked = expected[:, None]
+    here = torch.where(asked == ids, 0.0, -torch.inf).to(keys.dtype)
+    return torch.where(asked >= 0, here, keys)
 
 
 def _keep_top(logits: Tensor, top_p: float, top_k: int) -> Tensor:

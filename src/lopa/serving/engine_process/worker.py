@@ -38,6 +38,7 @@ from lopa.serving.jobs import Accepted, Event, Failed, Job, pack
 if TYPE_CHECKING:
     from lopa.engine.llm import BaseLLM
 
+_SUFFIX = "the suffix"
 _BEAT_SECONDS = 1.0  # between signs of life while the model is loaded
 
 
@@ -159,9 +160,15 @@ class Worker:
         ids = self.llm.encode(job.prompt, at_most=self.most_tokens)
         behind: list[int] = []
         if job.suffix is not None:
-            behind = self.llm.encode(job.suffix, at_most=self.most_tokens)
+            behind = self._encode_suffix(job.suffix)
         with self._opening:
             return self._open(job, ids, behind, since)
+
+    def _encode_suffix(self, suffix: str | list[int]) -> list[int]:
+        try:
+            return self.llm.encode(suffix, at_most=self.most_tokens)
+        except PromptError as error:
+            raise PromptError(str(error).replace("the prompt", _SUFFIX)) from None
 
     def _open(
         self, job: Job, ids: list[int], behind: list[int], since: float
@@ -273,7 +280,9 @@ class Worker:
 
 def _failure(error: BaseException, job: Job) -> Failed:
     if isinstance(error, LopaError):
-        param = _param(error, job) if isinstance(error, ConfigError) else "prompt"
+        param = _param(error, job)
+        if not isinstance(error, ConfigError):
+            param = "suffix" if _SUFFIX in str(error) else "prompt"
         return Failed(kind="invalid", message=str(error), param=param)
     if isinstance(error, Exception):
         return Failed(kind="engine", message=_named(error))
