@@ -220,21 +220,33 @@ class ReferenceRunner(SyncRunner):
         at = torch.from_numpy(wanted).to(self.device)
         source, places = hidden[at], positions[at]
         counts = [int(plan.wanted.sum()) for _, plan in plans]
+        expected = None
+        if any(plan.expected is not None for _, plan in plans):
+            each = [
+                np.full(n, -1) if plan.expected is None else plan.expected[plan.wanted]
+                for n, (_, plan) in zip(counts, plans, strict=True)
+            ]
+            expected = torch.from_numpy(np.concatenate(each)).to(self.device)
         found = []
         end = 0
         # Neighbours with the same settings share their calls.
-        for config, same in groupby(zip(plans, counts, strict=True), key=self._config_of):
+        for (config, never), same in groupby(zip(plans, counts, strict=True), key=self._config_of):
             begin, end = end, end + sum(count for _, count in same)
             for i in range(begin, end, _HEAD_ROWS):
                 here = slice(i, min(i + _HEAD_ROWS, end))
                 logits = self.model.logits(source[here])
-                found.append(statistics(logits, places[here], self.config.mask_id, config))
+                mask = self.config.mask_id
+                asked = None if expected is None else expected[here]
+                found.append(statistics(logits, places[here], mask, config, never, asked))
         columns = [torch.cat(x).cpu().numpy() for x in zip(*found, strict=True)]
         pieces = [np.split(x, np.cumsum(counts)[:-1]) for x in columns or np.zeros((3, 0))]
         return [make_stats(*piece) for piece in zip(*pieces, strict=True)]
 
-    def _config_of(self, item: tuple[tuple[int, Plan], int]) -> DecodeConfig:
-        return self._slots[item[0][0]].config
+    def _config_of(
+        self, item: tuple[tuple[int, Plan], int]
+    ) -> tuple[DecodeConfig, tuple[int, ...]]:
+        (slot, plan), _ = item
+        return self._slots[slot].config, plan.never
 
 
 def _outside(plan: Plan) -> IntArray:

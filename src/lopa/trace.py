@@ -25,12 +25,19 @@ _Record = TypeVar("_Record", Round, Branch, Fill, Lookahead, Opinion, BlockView)
 
 def lines(trace: Trace) -> Iterator[str]:
     head = {"prompt_ids": trace.prompt_ids, "settings": trace.settings}
-    yield _line("run", {"version": _VERSION, **head})
+    yield _line("run", {"version": _VERSION, **head, **gap_fields(trace)})
     for record in trace.rounds:
         yield _line("round", asdict(record))
     pieces = {str(key): piece for key, piece in trace.pieces.items()}
     tail = {"token_ids": trace.token_ids, "finish": trace.finish, "pieces": pieces}
     yield _line("end", tail)
+
+
+def gap_fields(trace: Trace) -> dict[str, Any]:
+    """What a run line has where text is pinned behind gaps."""
+    if not trace.pinned_ids:
+        return {}
+    return {"pinned_ids": trace.pinned_ids, "gap_tokens": trace.gap_tokens}
 
 
 def write(trace: Trace, path: Path) -> None:
@@ -60,6 +67,8 @@ def parse(source: Iterable[str]) -> Trace:
     return Trace(
         prompt_ids=records[0]["prompt_ids"],
         settings=records[0]["settings"],
+        pinned_ids=records[0].get("pinned_ids", []),
+        gap_tokens=records[0].get("gap_tokens", []),
         rounds=[_round(number, record) for number, record in enumerate(records[1:-1], 1)],
         token_ids=records[-1]["token_ids"],
         finish=records[-1]["finish"],

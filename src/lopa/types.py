@@ -18,7 +18,14 @@ BoolArray = npt.NDArray[np.bool_]
 
 FillKind = Literal["threshold", "forced", "count", "merged", "edited"]
 BlockState = Literal["semi", "active", "to_cache", "in_cache"]
-FinishReason = Literal["eos", "stop", "length", "rounds"]
+FinishReason = Literal["eos", "stop", "length", "rounds", "filled"]
+
+
+class Gap(NamedTuple):
+    """Masks to be filled between pinned text: what lies before it, and `after`."""
+
+    lengths: tuple[int, ...]  # tokens; of several the most confident length is chosen
+    after: tuple[int, ...]  # the tokens behind it: at least one, and none is the mask
 
 
 class Automaton(Protocol):
@@ -73,6 +80,9 @@ class Plan:
     wanted: BoolArray  # [R, L] where statistics are asked for: masks, and tokens to be edited
     block_ids: IntArray | None  # [L] block of each position under block attention, else None
     constraint: Constraint | None = None
+    never: tuple[int, ...] = ()  # tokens that are not predicted, beside the mask token
+    # [R, L] tokens whose statistics are asked for, in place of the predicted ones; −1: none
+    expected: IntArray | None = None
 
 
 class Stats(NamedTuple):
@@ -169,6 +179,9 @@ class Trace:
 
     prompt_ids: list[int]
     settings: dict[str, Any]
+    # With gaps: the tokens behind each of them, and how many masks each has.
+    pinned_ids: list[list[int]] = field(default_factory=list)
+    gap_tokens: list[int] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish: FinishReason | None = None

@@ -10,6 +10,8 @@ from browser_support import HOSTILE, PROMPT, field, filled, run, shown_round
 from playwright.sync_api import Page, expect
 from serving_support import Server
 
+from lopa import trace
+
 OpenPage = Callable[..., Page]
 
 
@@ -143,3 +145,87 @@ def test_theme(open_page: OpenPage) -> None:
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == light
     page.get_by_label("Theme").select_option("system")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
+
+
+def select(page: Page, text: str) -> None:
+    """Select the first occurrence in the answer's text, as a person does with the mouse."""
+    page.evaluate(
+        """(wanted) => {
+          const whole = document.getElementById("text");
+          const start = whole.textContent.indexOf(wanted);
+          const range = document.createRange();
+          let at = 0;
+          const nodes = document.createTreeWalker(whole, NodeFilter.SHOW_TEXT);
+          while (nodes.nextNode()) {
+            const node = nodes.currentNode;
+            const next = at + node.data.length;
+            if (start >= at && start < next) range.setStart(node, start - at);
+            const end = start + wanted.length;
+            if (end > at && end <= next) range.setEnd(node, end - at);
+            at = next;
+          }
+          getSelection().removeAllRanges();
+          getSelection().addRange(range);
+        }""",
+        text,
+    )
+
+
+def test_a_hole_is_filled_anew(open_page: OpenPage) -> None:
+    page = open_page()
+    button = page.get_by_role("button", name="Fill anew")
+    run(page)
+    whole = page.locator("#text")
+    before = whole.text_content() or ""
+    first, line, *rest = before.split("\n")
+    assert rest
+    button.click()
+    expect(page.locator("#notice")).to_contain_text("Select a part of the text first")
+
+    # As long as it was: what stays is pinned, and the hole has a text again.
+    select(page, line)
+    button.click()
+    expect(page.locator("#status")).to_contain_text(
+        "ended by the text behind the gap", timeout=90_000
+    )
+    assert page.locator("#kept").text_content() == first + "\n"
+    behind = page.locator("#behind").text_content() or ""
+    assert behind == "\n" + "\n".join(rest)
+    filled_text = page.locator("#answer").text_content() or ""
+    assert filled_text.strip()
+    after = whole.text_content() or ""
+    assert after == first + "\n" + filled_text + behind
+    cells = filled(page).count()
+    assert cells == int(page.locator("#count-tokens").text_content() or 0)
+    page.locator("#to-first").click()
+    expect(filled(page)).to_have_count(0)
+    assert page.locator("#behind").text_content() == behind
+
+    # A length is searched; the lanes are lengths, and the whole text is there again.
+    page.locator("#to-last").click()
+    page.locator("#gap-length").select_option("search")
+    select(page, filled_text)
+    button.click()
+    expect(page.locator("#status")).to_contain_text("Running", timeout=30_000)
+    expect(page.locator("#status")).to_contain_text(
+        "ended by the text behind the gap", timeout=90_000
+    )
+    page.locator("#to-first").click()
+    page.locator("#step-forward").click()
+    expect(page.locator("#story")).to_contain_text("The prompt goes to the cache")
+    page.locator("#step-forward").click()
+    expect(page.locator("#story")).to_contain_text("lengths of the gap in one forward")
+    assert "token" in (page.locator("#lanes .lane .token").first.text_content() or "")
+    page.locator("#to-last").click()
+    assert (whole.text_content() or "").startswith(first + "\n")
+    assert (whole.text_content() or "").endswith(behind)
+
+    # What is saved is a trace with the pinned text.
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save trace").click()
+    saved = trace.read(download.value.path())
+    assert saved.finish == "filled"
+    assert len(saved.pinned_ids) == 1
+    page.locator("#file").set_input_files(download.value.path())
+    expect(page.locator("#answer")).not_to_have_text("")
+    assert page.locator("#behind").text_content() == behind

@@ -112,3 +112,16 @@ def test_bad_input(run: Run, arguments: tuple[str, ...], named: str) -> None:
     assert result.code == 2
     assert named in result.err
     assert len(result.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("task", ["functions", "words"])
+def test_hidden_lines(run: Run, task: str) -> None:
+    fast = ("eval", task, "--model", "dummy:dream-tiny", "--limit", "1", "--infill", "--json")
+    given = json.loads(run(*fast, "--true-length").out)
+    assert given["infill"] == "true"
+    assert given["accuracy"] == 0.0
+    searched = json.loads(run(*fast, "--max-new-tokens", "3", "--branches", "0").out)
+    assert searched["infill"] == "searched"
+    assert 1 <= searched["tokens"] <= 3
+    assert searched["asked"] != given["asked"]
+    assert "goes with --infill" in run(*fast[:-2], "--true-length").error

@@ -204,3 +204,42 @@ def test_answers_that_fit(run: Run, tmp_path: Path) -> None:
     )
     schema.write_text("{")
     assert "JSON" in run("generate", "hello", *options, "--schema", str(schema)).error
+
+
+def test_suffix(run: Run) -> None:
+    given = run("generate", "ab", *SHORT, "--suffix", "cd", "--gap-tokens", "5", "--json")
+    found = json.loads(given.out)
+    assert found["finish"] == "filled"
+    assert found["gap_tokens"] == [5]
+    assert found["gaps"] == [found["text"]]
+    assert len(found["token_ids"]) == 5
+    assert run("generate", "ab", *SHORT, "--suffix", "cd", "--gap-tokens", "5").out == (
+        found["text"] + "\n"
+    )
+    chosen = json.loads(
+        run("generate", "ab", *SHORT, "--suffix", "cd", "--gap-tokens", "3,6", "--json").out
+    )
+    assert chosen["gap_tokens"][0] in (3, 6)
+    searched = json.loads(run("generate", "ab", *SHORT, "--suffix", "cd", "--json").out)
+    assert 1 <= searched["gap_tokens"][0] <= 8
+
+
+def test_suffix_is_watched_and_traced(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    run("generate", "ab", *SHORT, "--suffix", "cd", "--watch", "--trace", str(path))
+    found = trace.read(path)
+    assert found.pinned_ids == [list(b"cd")]
+    assert found.finish == "filled"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--gap-tokens", "4"), "goes with --suffix"),
+        (("--suffix", "b", "--gap-tokens", "x"), "whole numbers"),
+        (("--suffix", ""), "empty"),
+        (("--suffix", "b", "--attention", "block"), "use attention full"),
+    ],
+)
+def test_bad_suffix(run: Run, options: tuple[str, ...], said: str) -> None:
+    assert said in run("generate", "a", *SHORT, *options).error

@@ -13,6 +13,7 @@ from lopa import LLM, DecodeConfig
 from lopa.distributed.branch_runner import BranchRunner
 from lopa.distributed.mesh import Mesh
 from lopa.distributed.rank_llm import RankLLM
+from lopa.engine.prompts import Infill, Prompt
 from lopa.models import checkpoint
 from lopa.models.config import ModelConfig
 
@@ -25,6 +26,12 @@ class Request:
     prompt: tuple[int, ...]
     config: DecodeConfig
     options: tuple[tuple[str, Any], ...] = ()
+    gap: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # lengths, the tokens behind it
+
+    @property
+    def asked(self) -> Prompt:
+        prompt = list(self.prompt)
+        return prompt if self.gap is None else Infill(prompt, (self.gap,))
 
 
 def golden(path: Path) -> tuple[Request, list[int]]:
@@ -42,7 +49,7 @@ def golden(path: Path) -> tuple[Request, list[int]]:
 @functools.cache
 def alone(request: Request) -> list[int]:
     llm = LLM(request.model, dtype="float32", device="cpu", **dict(request.options))
-    return llm.generate(list(request.prompt), request.config).token_ids
+    return llm.generate(request.asked, request.config).token_ids
 
 
 def decode(mesh: Mesh, requests: Sequence[Request]) -> list[list[int]]:
@@ -50,7 +57,7 @@ def decode(mesh: Mesh, requests: Sequence[Request]) -> list[list[int]]:
     answers = []
     for request in requests:
         llm = RankLLM(request.model, dtype="float32", mesh=mesh, **dict(request.options))
-        answers.append(llm.generate(list(request.prompt), request.config).token_ids)
+        answers.append(llm.generate(request.asked, request.config).token_ids)
     return answers
 
 

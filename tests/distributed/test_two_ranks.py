@@ -46,6 +46,16 @@ def test_two_ranks_decode_as_one(two: Ranks) -> None:
         found = two.run(cases.decode_together, together, budget, branches=2)
         assert found == [expected] * 2
 
+    # Gaps: one that is given, and one whose lengths are rows for both ranks.
+    gaps = DecodeConfig(branches=3, max_new_tokens=9, block_size=4, threshold=0.05)
+    dual = gaps.changed(window="blocks", block_size=4)
+    for lengths, config in (((9,), gaps), ((7,), dual), ((2, 3, 5, 9), gaps)):
+        request = cases.Request(str(cases.DREAM), (3, 4, 5), config, gap=(lengths, (6, 7, 8)))
+        assert two.run(cases.decode, [request], branches=2) == [[cases.alone(request)]] * 2
+        assert (
+            two.run(cases.decode, [request], branches=1, tensors=2) == [[cases.alone(request)]] * 2
+        )
+
     mixed = cases.mixtures()[::2]
     expected = [cases.alone(r) for r in mixed]
     assert two.run(cases.decode, mixed, branches=1, tensors=2) == [expected] * 2

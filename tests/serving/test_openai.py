@@ -9,6 +9,7 @@ import pytest
 from serving_support import Server, data_of
 
 from lopa import LLM, DecodeConfig
+from lopa.engine.prompts import Infill
 from lopa.version import VERSION
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
@@ -102,6 +103,53 @@ def test_stop(client: openai.OpenAI, llm: LLM) -> None:
         assert found.choices[0].finish_reason == "stop"
     stream = client.completions.create(model="bytes", prompt="Hello", stop=stop, stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream) == full[: full.index(stop)]
+
+
+def test_suffix(client: openai.OpenAI, llm: LLM) -> None:
+    """The text is the gap's, whole or as a stream."""
+    config = SETTINGS.changed(max_new_tokens=9)
+    alone = llm.generate(Infill("Hello", ((9, "World"),)), config)
+    asked: Any = {"model": "bytes", "prompt": "Hello", "suffix": "World"}
+    found = client.completions.create(**asked, extra_body={"gap_tokens": 9})
+    assert found.choices[0].text == alone.text
+    assert found.choices[0].finish_reason == "stop"
+    assert found.usage is not None
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (10, 9)
+    ids = llm.encode("World")
+    again = client.completions.create(
+        model="bytes", prompt="Hello", extra_body={"suffix": ids, "gap_tokens": 9}
+    )
+    assert again.choices[0].text == alone.text
+    stream = client.completions.create(**asked, stream=True, extra_body={"gap_tokens": 9})
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == alone.text
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_suffix_without_a_length(client: openai.OpenAI, llm: LLM) -> None:
+    """Lengths up to max_tokens are tried."""
+    config = SETTINGS.changed(max_new_tokens=6)
+    alone = llm.generate(Infill("Hello", ((None, "World"),)), config)
+    asked: Any = {"model": "bytes", "prompt": "Hello", "suffix": "World", "max_tokens": 6}
+    found = client.completions.create(**asked, logprobs=0)
+    assert found.choices[0].text == alone.text
+    assert found.usage is not None
+    assert found.usage.completion_tokens == alone.tokens <= 6
+    logprobs = found.choices[0].logprobs
+    assert logprobs is not None
+    assert len(logprobs.token_logprobs or []) == alone.tokens
+    stream = client.completions.create(**asked, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == alone.text
+
+
+def test_suffix_and_stop(client: openai.OpenAI, llm: LLM) -> None:
+    config = SETTINGS.changed(max_new_tokens=12)
+    whole = llm.generate(Infill("Hello", ((12, "World"),)), config).text
+    stop = whole[4:6]
+    found = client.completions.create(
+        model="bytes", prompt="Hello", suffix="World", stop=stop, extra_body={"gap_tokens": 12}
+    )
+    assert found.choices[0].text == whole[: whole.index(stop)]
 
 
 def test_n_counts_seeds_up(client: openai.OpenAI, llm: LLM) -> None:

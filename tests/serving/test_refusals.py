@@ -45,7 +45,6 @@ def test_the_client_raises_its_own_exceptions(client: openai.OpenAI) -> None:
         ("logit_bias", {"5": 1}),
         ("best_of", 2),
         ("echo", True),
-        ("suffix", "end"),
         ("tools", [{"type": "function"}]),
         ("store", True),
     ],
@@ -55,6 +54,36 @@ def test_unsupported_fields(server: Server, field: str, value: Any) -> None:
     assert error["param"] == field
     assert field in error["message"]
     assert "leave it out" in error["message"]
+
+
+def test_a_chat_has_no_suffix(server: Server) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    error = refused(server, path="chat/completions", messages=messages, suffix="end")
+    assert error["param"] == "suffix"
+    assert "/v1/completions" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"gap_tokens": 4}, "gap_tokens", "needs a suffix"),
+        ({"suffix": "", "gap_tokens": 4}, "gap_tokens", "needs a suffix"),
+        ({"suffix": "b", "gap_tokens": 0}, "gap_tokens", "greater than"),
+        ({"suffix": "b", "gap_tokens": []}, "gap_tokens", "at least 1"),
+        ({"suffix": "b", "gap_tokens": [1] * 65}, "gap_tokens", "at most 64"),
+        ({"suffix": "b", "gap_tokens": 4, "max_tokens": 5}, "gap_tokens", "differ"),
+        ({"suffix": "b", "gap_tokens": 600}, "prompt", "more than the 512"),
+        ({"suffix": "b" * 2000}, "suffix", "shorten it"),
+        ({"suffix": [258]}, "suffix", "the suffix contains the mask token"),
+        ({"suffix": "b", "attention": "block"}, "attention", "attention full"),
+        ({"suffix": "b", "early_stop": False}, "early_stop", "parity mode"),
+        ({"suffix": 7}, "suffix", "string"),
+    ],
+)
+def test_bad_gaps(server: Server, body: dict[str, Any], param: str, words: str) -> None:
+    error = refused(server, **body)
+    assert error["param"] == param
+    assert words in error["message"]
 
 
 @pytest.mark.parametrize("field", sorted(UNSUPPORTED))

@@ -108,6 +108,21 @@ def evaluate(
             help="Folder of --sweep; an interrupted run resumes from it (default: sweep-TASK).",
         ),
     ] = None,
+    infill: Annotated[
+        bool,
+        typer.Option(
+            "--infill",
+            help="Hide a line of each reference answer of a task, and score what fills it.",
+        ),
+    ] = False,
+    true_length: Annotated[
+        bool,
+        typer.Option(
+            "--true-length",
+            help="Give the gap of --infill the hidden line's number of tokens, in place of a "
+            "search.",
+        ),
+    ] = False,
     unsafe_code: Annotated[
         bool,
         typer.Option(
@@ -130,7 +145,11 @@ def evaluate(
         from lopa.evaluation.judge import allow_unsafe_code
 
         allow_unsafe_code()
+    if true_length and not infill:
+        raise ConfigError("--true-length goes with --infill: give both, or neither")
     if task in PROTOCOLS:
+        if infill:
+            raise ConfigError("--infill goes with words and functions: leave it out")
         if split is not None:
             raise ConfigError(f"{task} has no --split: leave it out")
         asked = benchmark(
@@ -142,13 +161,14 @@ def evaluate(
             limit=limit,
         )
     else:
-        from lopa.evaluation.evaluate import built_in
+        from lopa.evaluation.evaluate import built_in, infilling
         from lopa.tasks import TASKS
 
         if task not in TASKS:
             known = ", ".join((*TASKS, *PROTOCOLS))
             raise ConfigError(f"no task {task!r}: choose from {known}")
-        asked = built_in(task, split or _SPLIT, _LIMIT if limit is None else limit, seed)
+        chosen = (task, split or _SPLIT, _LIMIT if limit is None else limit, seed)
+        asked = infilling(*chosen, true_length=true_length) if infill else built_in(*chosen)
         strange = {"--data": data, "--shots": shots, "--shots-data": shots_data, "--chat": chat}
         for option, value in strange.items():
             if value is not None:

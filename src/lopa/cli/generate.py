@@ -20,15 +20,18 @@ from lopa.cli.options import (
     ParallelOptions,
     TraceOption,
     decode_config,
+    numbers,
     with_decoding,
     with_model,
     with_parallel,
 )
 from lopa.cli.terminal import print_note, safe_for, statistics
 from lopa.distributed.launch import is_main_rank
+from lopa.errors import ConfigError
 
 if TYPE_CHECKING:
     from lopa.engine.output import Event, Output
+    from lopa.engine.prompts import Prompt
     from lopa.engine.session import Session
 
 
@@ -41,6 +44,18 @@ def generate(
     parallel: ParallelOptions,
     decoding: DecodeOptions,
     chat: ChatOption = False,
+    suffix: Annotated[
+        str | None,
+        typer.Option(help="Fill the gap between the prompt and this text; prints the gap's text."),
+    ] = None,
+    gap_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N[,N]...",
+            help="With --suffix: tokens of the gap, or lengths to choose from (default: lengths "
+            "up to --max-new-tokens are tried).",
+        ),
+    ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show every round live on standard error.")
     ] = False,
@@ -49,13 +64,23 @@ def generate(
 ) -> None:
     """Decode a prompt: the text on standard output, a line of statistics on standard error."""
     text = read_prompt(prompt)
+    if gap_tokens is not None and suffix is None:
+        raise ConfigError("--gap-tokens goes with --suffix: give both, or neither")
+    lengths = None if gap_tokens is None else numbers("gap-tokens", gap_tokens, 1)
+    if lengths is not None:
+        decoding = {"max_new_tokens": max(lengths), **decoding}
     config = decode_config(model, decoding)
     if trace is not None and is_main_rank():
         check_writable(trace, "trace")
     with load(model, parallel) as llm:
+        from lopa.engine.prompts import Infill
+
         ids = encode(llm, broadcast_text(llm, text), chat)
         cost_seconds = prepare_cost(llm, config)
-        session = llm.session(ids, config)
+        asked: Prompt = ids
+        if suffix is not None:
+            asked = Infill(ids, ((lengths, encode(llm, suffix, chat=False)),))
+        session = llm.session(asked, config)
         # A pipe gets the text at the end, in one piece; a terminal gets it as it becomes final.
         live = sys.stdout.isatty() and not (watch or as_json or session.tokenizer is None)
         with closing(llm.engine(max_running=1)) as engine:

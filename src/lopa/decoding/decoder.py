@@ -17,18 +17,20 @@ from lopa.config import DecodeConfig
 from lopa.decoding.answer_state import AnswerState
 from lopa.decoding.branch_budget import PRIOR_TOKENS, BranchBudget
 from lopa.decoding.fill import FillRule, with_others
+from lopa.decoding.length_search import LengthSearch, canvas_of
 from lopa.decoding.outcome import Outcome
 from lopa.decoding.policy import LookaheadPolicy, make_policy
 from lopa.decoding.record import make_record
 from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
 from lopa.decoding.round_view import Anchor, RoundView, eos_mask
 from lopa.decoding.row_budget import PRIOR_ROUNDS, Offer, Pace, allocate
-from lopa.decoding.windows import Frame, Pipeline, make_window
+from lopa.decoding.windows import Frame, Pipeline, layout_behind, layout_of_gaps, make_window
 from lopa.types import (
     Automaton,
     BoolArray,
     Draft,
     FinishReason,
+    Gap,
     IntArray,
     Plan,
     Round,
@@ -53,18 +55,23 @@ class Decoder:
         cost: RoundCost = EVERY_ROUND_THE_SAME,  # for branches auto with objective speed
         policy: LookaheadPolicy | None = None,  # None: as configured
         automaton: Automaton | None = None,  # what the answer has to fit
+        gaps: Sequence[Gap] = (),  # behind the prompt, each with the text behind it
     ) -> None:
         self.config = config
         self.mask_id = mask_id
-        self.eos_ids = frozenset(eos_ids)
+        # In a gap there is no EOS: it is filled wholly, and the text behind it goes on.
+        self.eos_ids = frozenset(() if gaps else eos_ids)
+        self.never = tuple(sorted(eos_ids)) if gaps else ()
         self.fill_rule = FillRule(config, shift)
         self.policy: LookaheadPolicy = policy or make_policy(config)
         self.prompt = len(prompt_ids)
         self.aligned = aligned
-        self.window = make_window(self.prompt, aligned, config)
-        length = self.window.base + self.window.count * self.window.size
-        self.tokens = np.full(length, mask_id, np.int64)  # the anchor's canvas
-        self.tokens[: self.prompt] = prompt_ids
+        self.gaps = tuple(gaps)
+        self.search: LengthSearch | None = None  # for the length of a gap, while it is not known
+        if any(len(gap.lengths) > 1 for gap in gaps):
+            self.search = LengthSearch(prompt_ids, self.gaps, mask_id, self.never, config)
+            self.gaps = self.search.longest
+        self._lay_out(prompt_ids)
         self.answer: AnswerState | None = None
         if automaton is not None:
             self.answer = AnswerState(automaton, config, self.prompt)
@@ -82,21 +89,51 @@ class Decoder:
         self.round = 0
         self.finish: FinishReason | None = None
         self._block_round = 0  # rounds spent on the present window of blocks
-        blocks = self.tokens[self.window.base :].reshape(-1, self.window.size)
-        self._masks: list[int] = (blocks == mask_id).sum(axis=1).tolist()  # by block
-        # By block, what is left to do: masks, or with editing 1 where tokens may still change.
-        self._open = self._masks.copy() if config.edits else self._masks
         self._edit_round = 0  # rounds that the first block has had since its last mask
         self._frame: Frame | None = None
         self._plan: Plan | None = None
         self._outcome: Outcome | None = None
+        self._length_round: Round | None = None  # of the search, not yet recorded
+
+    def _lay_out(self, prompt_ids: Sequence[int]) -> None:
+        """The anchor's canvas, and the window on it."""
+        config, mask_id = self.config, self.mask_id
+        canvas = canvas_of(self.gaps, mask_id)
+        if self.gaps:
+            behind = len(self.gaps[-1].after)
+            region = len(canvas) - behind  # from the first gap to the last
+            layout = layout_of_gaps(self.prompt, region, behind, config)
+            self.new_end: int | None = self.prompt + region
+        else:
+            layout = layout_behind(self.prompt, self.aligned, config)
+            canvas = [mask_id] * (layout.end - self.prompt)
+            self.new_end = None
+        self.window = make_window(layout, config)
+        self.tokens = np.array([*prompt_ids, *canvas], np.int64)
+        cells = self.tokens[layout.base : layout.base + layout.count * layout.size]
+        blocks = cells.reshape(-1, layout.size) == mask_id
+        self._masks: list[int] = blocks.sum(axis=1).tolist()  # by block
+        self._all_masks: int = sum(self._masks)
+        # By block, what is left to do: masks, or with editing 1 where tokens may still change.
+        self._open = self._masks.copy() if config.edits else self._masks
+        self._pinned = self.tokens != mask_id
 
     # -- what is decoded so far ---------------------------------------------------------------
 
     @property
     def generated(self) -> IntArray:
-        """The new tokens up to the end of the last block that exists; masks where not filled."""
-        return self.tokens[self.prompt : self.window.end]
+        """The new tokens up to the end of the last block that exists; masks where not filled.
+
+        With gaps: from the first to the last, with the text between them.
+        """
+        return self.tokens[self.prompt : self.new_end or self.window.end]
+
+    @property
+    def limit(self) -> int | None:
+        """How many new tokens the answer may have; None: whole blocks."""
+        if self.new_end is not None:
+            return self.new_end - self.prompt
+        return self.config.max_new_tokens if self.config.cuts_answer else None
 
     @property
     def settled(self) -> int:
@@ -147,7 +184,7 @@ class Decoder:
     @property
     def usual_tokens(self) -> float:
         """What a round brings, as far as can be told."""
-        filled = self.window.count * self.window.size - sum(self._masks)
+        filled = self._all_masks - sum(self._masks)
         return (filled + PRIOR_ROUNDS * PRIOR_TOKENS) / (self.round + PRIOR_ROUNDS)
 
     def plan(self) -> Plan | None:
@@ -156,6 +193,10 @@ class Decoder:
         Branches that were offered and not taken by then are weighed as if no other session ran.
         """
         if self.finish is not None or self._plan is not None:
+            return self._plan
+        if self.search is not None:
+            self.round += 1
+            self._plan = self.search.plan(self.round)
             return self._plan
         if self._offer is not None:
             self.take(*allocate([self._offer], self.cost, self.pace))
@@ -175,7 +216,9 @@ class Decoder:
                 rows[row, placed.position - frame.start] = placed.token
         wanted = rows == self.mask_id
         if self.config.edits:
-            wanted[:, max(self.prompt, base + frame.first * size) - frame.start :] = True
+            changeable = ~self._pinned[frame.start : end]
+            changeable[: max(0, base + frame.first * size - frame.start)] = False
+            wanted[:] = changeable
         if min(frame.row_ends) != end:
             wanted &= np.arange(frame.start, end) < row_ends[:, None]
         if self.config.window == "blocks":  # the masks behind the block are only context
@@ -202,6 +245,7 @@ class Decoder:
             wanted=wanted,
             block_ids=block_ids,
             constraint=constraint,
+            never=self.never,
         )
         return self._plan
 
@@ -212,6 +256,8 @@ class Decoder:
         policy learn in `record`, when the next drafts are spawned: they act on those behind them.
         """
         plan, frame = self._plan, self._frame
+        if plan is not None and self.search is not None:
+            return self._choose_length(plan, stats)
         if plan is None or frame is None:
             raise RuntimeError("statistics without a plan")
         drafts, taken = self.drafts, self._taken
@@ -238,7 +284,7 @@ class Decoder:
             if self.round == self.config.max_rounds:
                 self.end("rounds")
             elif not following.length:
-                self.end("eos" if self.has_eos else "length")
+                self.end("filled" if self.gaps else "eos" if self.has_eos else "length")
         self.drafts = []
         if self.config.most_branches:
             own = fills.chosen[: frame.blocks[winner] * view.size]  # of the row's own blocks
@@ -251,7 +297,8 @@ class Decoder:
                     index=self.round + 1,
                     is_waiting=following.is_waiting,
                     # The first forward shows too little to tell.
-                    is_open=self.round > 1 and not self.has_eos and not view.is_eos[winner].any(),
+                    is_open=self.round > 1
+                    and not (self.gaps or self.has_eos or view.is_eos[winner].any()),
                 )
         self._outcome = Outcome(
             plan=plan,
@@ -279,6 +326,10 @@ class Decoder:
 
     def record(self) -> Round:
         """Of the round that was chosen last."""
+        if self._length_round is not None:
+            record, self._length_round = self._length_round, None
+            self.brought, self.expected_gain = 0, 0.0
+            return record
         outcome, self._outcome = self._outcome, None
         if outcome is None:
             raise RuntimeError("a record without a round")
@@ -296,6 +347,17 @@ class Decoder:
         self.policy.observe(outcome)
         blocks = self.window.block_views(outcome.frame, outcome.winner, outcome.masks)
         return make_record(outcome, blocks)
+
+    def _choose_length(self, plan: Plan, stats: Stats) -> int:
+        """A round of the search: when it is over, decoding begins with the length it has chosen."""
+        assert self.search is not None
+        self._length_round, self._plan = self.search.choose(plan, stats), None
+        if self.search.found is not None:
+            self.gaps, self.search = self.search.found, None
+            self._lay_out(self.tokens[: self.prompt].tolist())
+        if self.round == self.config.max_rounds:
+            self.end("rounds")
+        return 0  # the first round's only row; the others commit nothing
 
     def _place(self, draft: Draft) -> None:
         for placed in draft:

@@ -31,6 +31,21 @@ class Frame:
     fresh: bool = False  # blocks window with a cache: this round recomputes everything
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a canvas is cut into blocks."""
+
+    base: int  # where the first block starts
+    size: int  # of a block
+    count: int  # how many blocks there may be
+    tail: int | None = None  # with gaps: pinned tokens behind the last block
+
+    @property
+    def end(self) -> int:
+        """Of the canvas."""
+        return self.base + self.count * self.size + (self.tail or 0)
+
+
 class RowPeek(NamedTuple):
     """The anchor's row of the next round, before it is planned."""
 
@@ -82,13 +97,11 @@ class BlockWindow:
     overwrite its slots. Plain Dream decodes one block without a cache.
     """
 
-    def __init__(self, base: int, count: int, config: DecodeConfig) -> None:
-        self.base = base
-        self.size = config.max_new_tokens if config.window == "canvas" else config.block_size
-        self.count = count
+    def __init__(self, layout: Layout, config: DecodeConfig) -> None:
+        self.base, self.size, self.count = layout.base, layout.size, layout.count
         self.cache: CacheName = config.cache
         self.current = 0
-        self.end = base + self.count * self.size
+        self.end = layout.end
         self.fresh = True  # the next round is the first of its block
 
     @property
@@ -125,7 +138,8 @@ class BlockWindow:
 
     def close(self, frame: Frame, winner: int, masks: list[int]) -> None:
         self.fresh = not masks[self.current]
-        self.current += self.fresh
+        while self.current < self.count and not masks[self.current]:  # some are pinned all over
+            self.current += 1
 
     def block_views(self, frame: Frame, winner: int, masks: list[int]) -> list[BlockView]:
         blocks = range(frame.first, self.count)
@@ -139,15 +153,17 @@ class Pipeline:
 
     Finished blocks leave from the left, so three counters tell every block's state: in the cache,
     finished (to be cached by the next round), existing.
+
+    Where text is pinned behind the last block, every row ends with it, and so all blocks exist from
+    the start.
     """
 
-    def __init__(self, base: int, count: int, config: DecodeConfig) -> None:
-        self.base = base
-        self.size = config.block_size
-        self.count = count
+    def __init__(self, layout: Layout, config: DecodeConfig) -> None:
+        self.base, self.size, self.count = layout.base, layout.size, layout.count
+        self.tail = layout.tail or 0
         self.append_at = config.append_at
         self.activate_at = config.activate_at
-        self.existing = 0
+        self.existing = 0 if layout.tail is None else self.count
         self.finished = 0
         self.cached = 0  # tokens, the prompt included
         self.activated = [False] * self.count
@@ -189,7 +205,7 @@ class Pipeline:
             commit=self.base + first * size - self.cached,
             first=first,
             blocks=[end - first for end in existing],
-            row_ends=[self.base + end * size for end in existing],
+            row_ends=[self.base + end * size + self.tail for end in existing],
             may_force=np.array(may_force)[:, : max(existing) - first],
         )
 
@@ -199,7 +215,8 @@ class Pipeline:
         there += there < self.count and last >= self.append_at and not has_eos
         if there == self.finished:
             return RowPeek(0)
-        return RowPeek(self.base + there * self.size - self.cached, there == 1 < self.count)
+        length = self.base + there * self.size + self.tail - self.cached
+        return RowPeek(length, there == 1 < self.count)
 
     def close(self, frame: Frame, winner: int, masks: list[int]) -> None:
         last = frame.first + frame.blocks[winner]
@@ -223,15 +240,36 @@ class Pipeline:
         return views
 
 
-def make_window(prompt: int, aligned: bool, config: DecodeConfig) -> Window:
-    """The window behind a prompt. `aligned`: blocks are counted from position 0, so that the
-    first one may begin with the prompt's last tokens."""
+def make_window(layout: Layout, config: DecodeConfig) -> Window:
     kind = Pipeline if config.window == "pipeline" else BlockWindow
+    return kind(layout, config)
+
+
+def layout_behind(prompt: int, aligned: bool, config: DecodeConfig) -> Layout:
+    """Blocks behind a prompt. `aligned`: they are counted from position 0, so that the first one
+    may begin with the prompt's last tokens."""
+    size = config.max_new_tokens if config.window == "canvas" else config.block_size
     if not aligned or config.window == "canvas":
-        return kind(prompt, config.blocks, config)
+        return Layout(prompt, size, config.blocks)
     overlap = prompt % config.block_size
     count = -(-(overlap + config.max_new_tokens) // config.block_size)
-    return kind(prompt - overlap, count, config)
+    return Layout(prompt - overlap, size, count)
+
+
+def layout_of_gaps(prompt: int, region: int, behind: int, config: DecodeConfig) -> Layout:
+    """Blocks over the `region` from the first gap to the last, with pinned text `behind` it.
+
+    They are as equal as can be, and no longer than `block_size`. What is missing to whole blocks is
+    taken of the text behind, or else of the prompt: its tokens are pinned, and count as filled.
+    """
+    longest = region if config.window == "canvas" else config.block_size
+    for count in range(-(-region // longest), region + 1):
+        size = -(-region // count)
+        missing = count * size - region
+        if missing <= prompt + behind:
+            break
+    right = min(missing, behind)
+    return Layout(prompt - (missing - right), size, count, behind - right)
 
 
 def _block_view(window: Window, block: int, state: BlockState, masks: list[int]) -> BlockView:

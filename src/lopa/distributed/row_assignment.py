@@ -28,7 +28,14 @@ class RowAssignment:
         rows = self.rows[replica]
         wanted = plan.wanted[rows]
         wanted[self.owner[rows] != replica] = False
-        return replace(plan, rows=plan.rows[rows], row_ends=plan.row_ends[rows], wanted=wanted)
+        expected = None if plan.expected is None else plan.expected[rows]
+        return replace(
+            plan,
+            rows=plan.rows[rows],
+            row_ends=plan.row_ends[rows],
+            wanted=wanted,
+            expected=expected,
+        )
 
     def holds(self, replica: int, row: int) -> bool:
         return bool((self.rows[replica] == row).any())

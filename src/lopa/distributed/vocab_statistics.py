@@ -8,7 +8,7 @@ small sum a bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from lopa.config import DecodeConfig
 from lopa.distributed.mesh import Mesh
 from lopa.runner.class_scores import ScoreColumns, perturbed, scores_of
-from lopa.runner.statistics import ENTROPY_EPS, gumbel
+from lopa.runner.statistics import ENTROPY_EPS, gumbel, only_expected
 from lopa.types import Automaton
 
 
@@ -29,22 +29,30 @@ class VocabularyStatistics:
     first: int  # id of the first column
 
     def __call__(
-        self, logits: Tensor, positions: Tensor, mask_id: int, config: DecodeConfig
+        self,
+        logits: Tensor,
+        positions: Tensor,
+        mask_id: int,
+        config: DecodeConfig,
+        never: Sequence[int] = (),
+        expected: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         logits = logits.double() if config.needs_fp64 else logits.float()
         ids = torch.arange(self.first, self.first + logits.shape[1], device=logits.device)
-        is_mask = ids == mask_id
+        excluded = torch.isin(ids, torch.tensor([mask_id, *never], device=ids.device))
         plain = keys = logits
         if config.temperature > 0:
             shaped = self._keep_top(logits / config.temperature, config.top_p, config.top_k)
             keys = shaped + gumbel(positions, config.seed, ids)
             if config.tempers_confidence:
                 logits = shaped
-        keys = keys.masked_fill(is_mask, -torch.inf)
+        keys = keys.masked_fill(excluded, -torch.inf)
+        if expected is not None:
+            keys = only_expected(keys, expected, ids)
         best, own = keys.max(dim=-1)
         columns = [best, ids[own], _at(logits, own)]
-        if config.temperature > 0:  # where the filter leaves nothing but the mask token
-            spare, spare_own = plain.masked_fill(is_mask, -torch.inf).max(dim=-1)
+        if config.temperature > 0:  # where the filter leaves nothing but such tokens
+            spare, spare_own = plain.masked_fill(excluded, -torch.inf).max(dim=-1)
             columns += [spare, ids[spare_own], _at(logits, spare_own)]
         top = logits.topk(2, dim=-1) if logits.shape[1] > 1 else logits.topk(1, dim=-1)
         highest = top.values[:, 0]

@@ -25,7 +25,7 @@ from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
 from lopa.engine.engine_lock import EngineLock
 from lopa.engine.loader import LoadOptions
 from lopa.engine.output import Event, Output
-from lopa.engine.prompts import Batch, Messages, Prompt, is_batch
+from lopa.engine.prompts import Batch, GapTokens, Infill, Messages, Prompt, Text, is_batch
 from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
 from lopa.errors import ConfigError, PromptError
@@ -38,7 +38,7 @@ from lopa.models.tokenizer import Tokenizer
 from lopa.runner.device import check_fits, choose_device, choose_dtype
 from lopa.runner.paged import Reuse
 from lopa.runner.raw_logits import raw_logits
-from lopa.types import Automaton
+from lopa.types import Automaton, Gap
 
 Configs = DecodeConfig | Sequence[DecodeConfig] | None  # for all prompts, or one each
 
@@ -197,12 +197,13 @@ class BaseLLM(ABC):
     ) -> Iterator[tuple[int, Output]]:
         configs = self._configs(config, len(prompts), settings)
         engine = self.engine(**limits)
-        encoded = [self.encode(prompt) for prompt in prompts]  # a bad one is found at once
+        # A bad one is found at once.
+        encoded = [self._encode(*each) for each in zip(prompts, configs, strict=True)]
         indices: dict[Session, int] = {}
 
         def sessions() -> Iterator[Session]:
-            for index, (ids, config) in enumerate(zip(encoded, configs, strict=True)):
-                session = self.session_from_ids(ids, config)
+            for index, ((ids, gaps), config) in enumerate(zip(encoded, configs, strict=True)):
+                session = self.session_from_ids(ids, config, gaps=gaps)
                 indices[session] = index
                 yield session
 
@@ -232,6 +233,37 @@ class BaseLLM(ABC):
         given: Any = {"config": config, "progress": progress, **settings}
         return self.generate(messages, **given)  # type: ignore[no-any-return]
 
+    def infill(
+        self,
+        prefix: Text,
+        suffix: str | Sequence[int],
+        config: DecodeConfig | None = None,
+        *,
+        gap_tokens: GapTokens = None,
+        **settings: Any,
+    ) -> Output:
+        """Fill the gap between a prefix and a suffix: the output's text is the gap's.
+
+        gap_tokens: how many tokens it has, or several numbers to choose from. Left out, lengths up
+        to max_new_tokens are tried, and the likeliest is filled.
+        """
+        if isinstance(gap_tokens, int):
+            settings.setdefault("max_new_tokens", gap_tokens)
+        return self.generate(Infill(prefix, ((gap_tokens, suffix),)), config, **settings)
+
+    def fill(
+        self, pieces: Sequence[Any], config: DecodeConfig | None = None, **settings: Any
+    ) -> Output:
+        """Fill several gaps at once. pieces: text, a gap as its number of tokens, text, and so on.
+
+        The output's text is all between the first piece and the last; `gaps` has each gap's own.
+        """
+        infill = Infill.of(pieces)
+        if all(isinstance(tokens, int) for tokens, _ in infill.gaps):
+            total = sum(tokens for tokens, _ in infill.gaps if isinstance(tokens, int))
+            settings.setdefault("max_new_tokens", max(1, total))
+        return self.generate(infill, config, **settings)
+
     def stream(
         self, prompt: Prompt, config: DecodeConfig | None = None, **settings: Any
     ) -> Iterator[Event]:
@@ -257,20 +289,49 @@ class BaseLLM(ABC):
         cost: of rounds for branches "auto", in place of what they cost here.
         policy: of lookahead, in place of the configured one.
         """
-        ids, config = self.encode(prompt), config or self.decode_config()
-        return self.session_from_ids(ids, config, cost=cost, policy=policy)
+        config = config or self.decode_config()
+        ids, gaps = self._encode(prompt, config)
+        return self.session_from_ids(ids, config, gaps=gaps, cost=cost, policy=policy)
+
+    def _encode(self, prompt: Prompt, config: DecodeConfig) -> tuple[list[int], list[Gap]]:
+        if not isinstance(prompt, Infill):
+            return self.encode(prompt), []
+        gaps = self.encode_gaps(prompt.gaps, config.max_new_tokens)
+        return self.encode(prompt.prefix), gaps
+
+    def encode_gaps(
+        self, gaps: Sequence[tuple[GapTokens, str | Sequence[int]]], most: int
+    ) -> list[Gap]:
+        """Of an `Infill`. most: tokens of a gap whose length is not given."""
+        return prompts.encode_gaps(gaps, self.tokenizer, self.config, most)
 
     def session_from_ids(
         self,
         ids: Sequence[int],  # as `encode` gives them
         config: DecodeConfig,
         *,
+        gaps: Sequence[Gap] = (),  # as `prompts.encode_gaps` gives them
         cost: RoundCost | None = None,
         policy: LookaheadPolicy | None = None,
         automaton: Automaton | None = None,  # in place of the configured one
     ) -> Session:
-        family_named(self.config.family).check(self.config, config)
-        self._check_length(len(ids), config, len(ids) + config.max_new_tokens)
+        family = family_named(self.config.family)
+        if gaps:
+            family.check_gaps(self.config, config)
+            if config.stop and len(gaps) > 1:
+                raise ConfigError("stop strings go with one gap: leave stop out")
+            if config.schema is not None or config.regex is not None:
+                raise ConfigError(
+                    "a schema or regex is for answers, and a gap is none: leave it out"
+                )
+        family.check(self.config, config)
+        if gaps:
+            given = len(ids) + sum(len(gap.after) for gap in gaps)
+            new = sum(max(gap.lengths) for gap in gaps)
+            self._check_length(given, new, given + new)
+        else:
+            new = config.max_new_tokens
+            self._check_length(len(ids), new, len(ids) + new)
         measured = config.branches == "auto" and config.objective == "speed"
         decoder = Decoder(
             config,
@@ -282,8 +343,10 @@ class BaseLLM(ABC):
             cost=(cost or self.round_cost) if measured else EVERY_ROUND_THE_SAME,
             policy=policy,
             automaton=automaton or self.automaton(config),
+            gaps=gaps,
         )
-        self._check_length(len(ids), config, len(decoder.tokens))  # in whole blocks
+        if not gaps:
+            self._check_length(len(ids), new, len(decoder.tokens))  # in whole blocks
         return Session(decoder, self.tokenizer)
 
     def automaton(self, config: DecodeConfig) -> TokenAutomaton | None:
@@ -296,16 +359,16 @@ class BaseLLM(ABC):
     def _eos_ids(self, config: DecodeConfig) -> tuple[int, ...]:
         return self.config.eos_ids + (self._turn_ends if config.early_stop else ())
 
-    def _check_length(self, prompt: int, config: DecodeConfig, tokens: int) -> None:
+    def _check_length(self, prompt: int, new: int, tokens: int) -> None:
         if tokens > self.config.max_positions:
-            blocks = "" if tokens == prompt + config.max_new_tokens else ", in whole blocks"
+            blocks = "" if tokens == prompt + new else ", in whole blocks"
             raise PromptError(
-                f"the prompt has {prompt} tokens and {config.max_new_tokens} are to be added"
+                f"the prompt has {prompt} tokens and {new} are to be added"
                 f"{blocks}, but this model's context holds {self.config.max_positions}: shorten "
                 "the prompt or ask for fewer new tokens"
             )
 
-    def encode(self, prompt: Prompt, at_most: int | None = None) -> list[int]:
+    def encode(self, prompt: Text, at_most: int | None = None) -> list[int]:
         """The token ids of a prompt: text, chat messages, or ids as they are.
 
         PromptError for more than `at_most` of them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lopa.config import DecodeConfig
@@ -25,6 +25,9 @@ class Output:
     first_round_seconds: float
     config: DecodeConfig
     trace: Trace
+    # Infilling: the text of each gap. `text` is all from the first to the last, with what is pinned
+    # between them.
+    gaps: list[str] = field(default_factory=list)
 
     @property
     def tpf(self) -> float:
@@ -56,6 +59,7 @@ class Output:
         """What `--json` prints."""
         return {
             "text": self.text,
+            **({"gaps": self.gaps, "gap_tokens": self.trace.gap_tokens} if self.gaps else {}),
             "token_ids": self.token_ids,
             "rounds": self.rounds,
             "tpf": self.tpf,

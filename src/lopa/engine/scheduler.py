@@ -228,8 +228,10 @@ class Scheduler(Engine):
     def _open(self, session: Session) -> bool:
         """Give a session a slot of the runner, and its cache if it goes on from elsewhere."""
         runner = self.runner
-        # A session that goes on writes its own cache: what others have cached is not the same.
-        prompt = () if session.replay else session.trace.prompt_ids
+        # A session that goes on writes its own cache: what others have cached is not the same. Nor
+        # is that of a prompt with other text behind a gap.
+        alone = session.replay or session.decoder.gaps
+        prompt = () if alone else session.trace.prompt_ids
         slot = runner.open(session.config, session.capacity, prompt)
         if slot is None:
             return False

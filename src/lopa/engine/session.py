@@ -34,12 +34,16 @@ class Session:
         settings = config.settings()
         if decoder.budget is not None:
             settings["round_cost"] = decoder.cost.settings()
-        self.trace = Trace(decoder.tokens[: decoder.prompt].tolist(), settings)
+        self.trace = Trace(
+            decoder.tokens[: decoder.prompt].tolist(),
+            settings,
+            pinned_ids=[list(gap.after) for gap in decoder.gaps],
+            gap_tokens=[length for (length,), _ in decoder.gaps],
+        )
         self.output: Output | None = None
         # Set by the engine that runs it.
         self.slot = -1  # of the runner
         self.launched_at: float | None = None  # when its round was launched
-        self._limit = config.max_new_tokens if config.cuts_answer else None
         self._stream = StreamDecoder(tokenizer) if tokenizer else None
         self._text = ""  # final
         self._detokenized = 0  # new tokens that are in it
@@ -77,7 +81,7 @@ class Session:
         if self._stopped_at is not None:
             self.decoder.end("stop")
         elif self._is_full():
-            self.decoder.end("length")
+            self.decoder.end("filled" if self.decoder.gaps else "length")
         return winner
 
     def record(self, seconds: float) -> Event:
@@ -112,13 +116,14 @@ class Session:
 
     def _is_full(self) -> bool:
         """Whether all that was asked for is filled, without an EOS in it."""
-        if not self.config.early_stop or self._limit is None or self.decoder.settled < self._limit:
+        limit = self.decoder.limit
+        if not self.config.early_stop or limit is None or self.decoder.settled < limit:
             return False
         first = self.decoder.first_eos
-        return first is None or first >= self._limit
+        return first is None or first >= limit
 
     def _cut(self, tokens: int) -> int:
-        return tokens if self._limit is None else min(tokens, self._limit)
+        return tokens if self.decoder.limit is None else min(tokens, self.decoder.limit)
 
     def _fresh_text(self) -> str:
         """Final text not sent yet, less a tail that may turn out to begin a stop string."""
@@ -145,17 +150,19 @@ class Session:
         if self._stopped_at is not None:
             counted = self._detokenized
         counted = self._cut(counted)
-        cut = self._limit is not None or self._stopped_at is not None
+        cut = decoder.limit is not None or self._stopped_at is not None
         token_ids = generated[: counted if cut else settled]
         text = self._text
         if self._stream is not None and self._stopped_at is None:
             text += self._stream.flush()
         if self._stopped_at is not None:
             text = text[: self._stopped_at]
+        self.trace.gap_tokens = [length for (length,), _ in decoder.gaps]
         self.trace.token_ids = token_ids
         self.trace.finish = decoder.finish
         if self.tokenizer is not None:
             seen = {*self.trace.prompt_ids, *generated} - {decoder.mask_id}
+            seen.update(token for after in self.trace.pinned_ids for token in after)
             for record in self.trace.rounds:
                 seen.update(f.token for f in record.fills)  # an edit may have replaced it
                 seen.update(a.token for draft in record.spawned for a in draft)
@@ -173,7 +180,18 @@ class Session:
             first_round_seconds=records[0].seconds if records else 0.0,
             config=self.config,
             trace=self.trace,
+            gaps=self._gap_texts(),
         )
+
+    def _gap_texts(self) -> list[str]:
+        """Of each gap; an answer that ended early may have none of the later ones."""
+        if self.tokenizer is None:
+            return []
+        texts, begin, ids = [], 0, self.trace.token_ids
+        for (length,), after in self.decoder.gaps:
+            texts.append(self.tokenizer.decode(ids[begin : begin + length]))
+            begin += length + len(after)
+        return texts
 
 
 def _overlap(text: str, stop: str) -> int:

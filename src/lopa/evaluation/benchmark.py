@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from lopa.engine.prompts import Infill
+
 if TYPE_CHECKING:
     from lopa.engine.llm import LLM
-    from lopa.engine.prompts import Prompt
+    from lopa.engine.prompts import Text
 
 Scores: TypeAlias = Mapping[str, bool]  # by name; the first is the one that counts
 
@@ -22,15 +24,21 @@ Scores: TypeAlias = Mapping[str, bool]  # by name; the first is the one that cou
 class Exercise:
     """One prompt, and what decides whether an answer to it is right."""
 
-    prompt: Prompt  # text, or chat messages
+    prompt: Text  # or chat messages
     score: Callable[[str], Scores]  # never raises for any text
     opening: str = ""  # how the answer is made to begin: the prompt's last words
+    suffix: str = ""  # infilling: the text behind the gap, whose text is the answer
+    hidden: str | None = None  # the gap is as long as this text; None: its length is searched
 
-    def encode(self, llm: LLM, bos: str) -> list[int]:
+    def encode(self, llm: LLM, bos: str) -> list[int] | Infill:
         """The prompt's ids; `bos` in front where the model has such a token."""
         first = llm.tokenizer.token_id(bos) if bos and llm.tokenizer else None
         opening = llm.encode(self.opening) if self.opening else []
-        return [*([] if first is None else [first]), *llm.encode(self.prompt), *opening]
+        ids = [*([] if first is None else [first]), *llm.encode(self.prompt), *opening]
+        if not self.suffix:
+            return ids
+        length = None if self.hidden is None else len(llm.encode(self.hidden))
+        return Infill(ids, ((length, self.suffix),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,8 @@ class Benchmark:
         asked = hashlib.blake2b(digest_size=8)
         for exercise in self.exercises:
             asked.update(repr((exercise.prompt, exercise.opening)).encode())
+            if exercise.suffix:
+                asked.update(repr((exercise.suffix, exercise.hidden)).encode())
         count = {"problems": len(self.exercises), "asked": asked.hexdigest()}
         return {"task": self.name, **self.facts, **count}
 

@@ -6,6 +6,7 @@ reports the same as one that was not.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +18,12 @@ from lopa.errors import ConfigError
 from lopa.evaluation.benchmark import Benchmark, Exercise
 from lopa.evaluation.judge import check_isolation
 from lopa.evaluation.sample import Sample, Samples, figures, make_sample
-from lopa.evaluation.scoring import score
+from lopa.evaluation.scoring import score, score_filled
 from lopa.tasks import functions
+from lopa.tasks.infill import HiddenLine, hide_line
 from lopa.tasks.problem import Problem
+
+LINE_ROOM = 40  # tokens: what a line of an answer may need
 
 Tick = Callable[[], None]  # called after every answer
 
@@ -50,6 +54,42 @@ def built_in(task: str, split: str, limit: int, seed: int) -> Benchmark:
         title=f"{task}, {split}, {limit} problems, seed {seed}",
         facts={"split": split, "seed": seed},
         room=tasks.ROOM,
+    )
+
+
+def infilling(task: str, split: str, limit: int, seed: int, *, true_length: bool) -> Benchmark:
+    """Problems of a built-in task with a line of the reference answer hidden.
+
+    Those without a line to hide are left out. true_length: the gap has the line's own number of
+    tokens; else its length is searched.
+    """
+    if task == functions.NAME:
+        check_isolation()
+    exercises: list[Exercise] = []
+    problems(task, split, limit, seed)  # checks the arguments
+    for number in itertools.count():
+        if len(exercises) == limit:
+            break
+        problem = tasks.generate(task, seed * 1_000_003 + number, split)
+        hidden = hide_line(problem)
+        if hidden is not None:
+            exercises.append(_infill_exercise(problem, hidden, true_length))
+    length = "true" if true_length else "searched"
+    return Benchmark(
+        name=task,
+        exercises=exercises,
+        title=f"{task}, {split}, {limit} hidden lines, {length} length, seed {seed}",
+        facts={"split": split, "seed": seed, "infill": length},
+        room=LINE_ROOM,
+    )
+
+
+def _infill_exercise(problem: Problem, hidden: HiddenLine, true_length: bool) -> Exercise:
+    return Exercise(
+        hidden.prefix,
+        lambda text: {"correct": score_filled(problem, hidden, text)},
+        suffix=hidden.suffix,
+        hidden=hidden.line if true_length else None,
     )
 
 

@@ -22,7 +22,7 @@ from lm_eval.api.registry import register_model
 
 from lopa.config import options_of
 from lopa.engine.llm import LLM
-from lopa.engine.prompts import Prompt
+from lopa.engine.prompts import Text
 from lopa.errors import ConfigError
 from lopa.evaluation import code_eval
 from lopa.evaluation.judge import allow_unsafe_code
@@ -126,7 +126,7 @@ class HarnessLM(LM):  # type: ignore[misc]  # the harness has no types
         return self.llm.decode_config(self.preset, **options)
 
 
-def _prompt(context: str) -> Prompt:
+def _prompt(context: str) -> Text:
     """What `apply_chat_template` made of messages, as messages again; other text as it is."""
     if not context.startswith(_CHAT):
         return context

@@ -121,7 +121,7 @@ def figures(samples: Sequence[Sample]) -> dict[str, Any]:
         "latency_after_first": (seconds - prefill) / problems,
         "first_round_seconds": prefill / problems,
         "branches": sum(map(sum, (s.branches for s in samples))) / rounds,
-        "unfinished": sum(s.finish not in ("eos", "stop") for s in samples),
+        "unfinished": sum(s.finish not in ("eos", "stop", "filled") for s in samples),
     }
 
 

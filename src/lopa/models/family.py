@@ -72,6 +72,20 @@ class Family:
         used = options_of(chosen)
         return {"decoder": chosen} | {k: v for k, v in suited.items() if k in used}
 
+    def check_gaps(self, config: ModelConfig, settings: DecodeConfig) -> None:
+        """Refuse to fill gaps where the text behind them is out of sight."""
+        if config.trained_block is not None:
+            raise ConfigError(
+                f"{self.name} models are block-causal, so a gap cannot see the text behind it: "
+                "leave the suffix out, or use another model"
+            )
+        if settings.attention == "block":
+            raise ConfigError(
+                "under block attention a gap cannot see the text behind it: use attention full"
+            )
+        if not settings.early_stop:
+            raise ConfigError("gaps are not filled in parity mode: leave early_stop on")
+
     def check(self, config: ModelConfig, settings: DecodeConfig) -> None:
         """Refuse settings under which this model would give wrong results."""
         if settings.decoder not in self.decoders:

@@ -189,17 +189,22 @@ class TorchBackend:
             carried = source < 0
             rows[carried] = self.carry[-1 - source[carried]]
         positions = torch.from_numpy(wanted.position).to(self.device)
+        expected = None
+        if (asked := batch.expected) is not None:
+            expected = torch.from_numpy(asked).to(self.device)
         found: list[Found] = []
         end = 0
         plans = [plan for _, plan in batch.plans]
         # Neighbours with the same settings share a call.
         by_plan = zip(plans, configs, wanted.counts, strict=True)
-        for (config, automaton), same in groupby(by_plan, key=_settings):
+        for (config, automaton, never), same in groupby(by_plan, key=_settings):
             neighbours = list(same)
             begin, end = end, end + sum(count for _, _, count in neighbours)
             parts = [slice(i, min(i + HEAD_ROWS, end)) for i in range(begin, end, HEAD_ROWS)]
             if automaton is None:
-                found += [self._plain(rows[here], positions[here], config) for here in parts]
+                for here in parts:
+                    of_these = None if expected is None else expected[here]
+                    found.append(self._plain(rows[here], positions[here], config, never, of_these))
             elif parts:
                 scores = [
                     self.class_scores(
@@ -213,9 +218,16 @@ class TorchBackend:
         token, max_prob, ranking = (np.concatenate(x) for x in zip(*found, strict=True))
         return token, max_prob, ranking
 
-    def _plain(self, rows: Tensor, positions: Tensor, config: DecodeConfig) -> Found:
-        mask = self.model.config.mask_id
-        found = self.statistics(self.model.logits(rows), positions, mask, config)
+    def _plain(
+        self,
+        rows: Tensor,
+        positions: Tensor,
+        config: DecodeConfig,
+        never: tuple[int, ...],
+        expected: Tensor | None,
+    ) -> Found:
+        mask, logits = self.model.config.mask_id, self.model.logits(rows)
+        found = self.statistics(logits, positions, mask, config, never, expected)
         token, max_prob, ranking = (x.cpu().numpy() for x in found)
         return token, max_prob, ranking
 
@@ -267,9 +279,11 @@ class TorchBackend:
         return spans
 
 
-def _settings(of_plan: tuple[Plan, DecodeConfig, int]) -> tuple[DecodeConfig, Automaton | None]:
+def _settings(
+    of_plan: tuple[Plan, DecodeConfig, int],
+) -> tuple[DecodeConfig, Automaton | None, tuple[int, ...]]:
     plan, config, _ = of_plan
-    return config, None if plan.constraint is None else plan.constraint.automaton
+    return config, None if plan.constraint is None else plan.constraint.automaton, plan.never
 
 
 def _prefix_slots(table: IntArray, plan: Plan) -> IntArray:

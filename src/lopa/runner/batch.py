@@ -72,6 +72,18 @@ class Batch:
             self._wanted = self._find_wanted()
         return self._wanted
 
+    @property
+    def expected(self) -> IntArray | None:
+        """[N] of the wanted positions, as Plan says; None where no plan has any."""
+        if all(plan.expected is None for _, plan in self.plans):
+            return None
+        counts = self.wanted.counts
+        each = [
+            np.full(count, -1) if plan.expected is None else plan.expected[plan.wanted]
+            for (_, plan), count in zip(self.plans, counts, strict=True)
+        ]
+        return np.concatenate(each)
+
     def _find_wanted(self) -> Wanted:
         metadata = self.metadata
         where = self.is_wanted.nonzero()[0]

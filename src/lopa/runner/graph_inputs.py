@@ -100,6 +100,8 @@ def head_sizes(batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes | Non
     wanted = len(batch.wanted.source)
     if not wanted or any(c.top_p != 1 or c.top_k or c.needs_fp64 for c in configs):
         return None
+    if any(plan.never for _, plan in batch.plans):
+        return None
     return HeadSizes(round_head(wanted), any(c.temperature > 0 for c in configs))
 
 

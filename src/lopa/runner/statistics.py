@@ -1,7 +1,7 @@
 """From logits to what a decoder needs: a token, its probability, a ranking confidence.
 
 Everything in fp32 or better. The mask token is never predicted, but it keeps its share of the
-softmax, so confidences are those of the published loops.
+softmax, so confidences are those of the published loops. So do other tokens that a plan excludes.
 
 A sampled token is one of the distribution that temperature, top-p and top-k shape. Its probability
 and ranking are those of the model's own distribution, at temperature 1 and over all tokens, so a
@@ -17,7 +17,7 @@ anchor still samples a token, and the answer does not depend on how many rounds 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -27,8 +27,11 @@ from lopa.config import DecodeConfig
 
 ENTROPY_EPS = 1e-10  # as published: p · log(p + eps)
 
-# The signature of `statistics`: logits, positions, mask_id, config
-Statistics: TypeAlias = Callable[[Tensor, Tensor, int, DecodeConfig], tuple[Tensor, Tensor, Tensor]]
+# The signature of `statistics`: logits, positions, mask_id, config, never, expected
+Statistics: TypeAlias = Callable[
+    [Tensor, Tensor, int, DecodeConfig, Sequence[int], Tensor | None],
+    tuple[Tensor, Tensor, Tensor],
+]
 
 
 def statistics(
@@ -36,23 +39,28 @@ def statistics(
     positions: Tensor,  # [N] absolute
     mask_id: int,
     config: DecodeConfig,
+    never: Sequence[int] = (),  # other tokens that are not predicted
+    expected: Tensor | None = None,  # [N] the token that is asked for; −1: the predicted one
 ) -> tuple[Tensor, Tensor, Tensor]:
     """token [N] int64, max_prob [N] and ranking [N] in fp32 or better."""
+    excluded = [mask_id, *never]
     # Fast-dLLM is published with a softmax in fp64: at 1 − 1e-9, fp32 has only ties.
     logits = logits.double() if config.needs_fp64 else logits.float()
     if config.temperature > 0:
         shaped = keep_top(logits / config.temperature, config.top_p, config.top_k)
         ids = torch.arange(logits.shape[1], device=logits.device)
         keys = shaped + gumbel(positions, config.seed, ids)
-        keys[:, mask_id] = -torch.inf
-        # Where the filter left nothing but the mask token, the best other token stands in.
-        only_mask = torch.isneginf(keys.amax(dim=-1))
-        keys[only_mask] = logits[only_mask]
+        keys[:, excluded] = -torch.inf
+        # Where the filter left nothing but such tokens, the best other token stands in.
+        left_out = torch.isneginf(keys.amax(dim=-1))
+        keys[left_out] = logits[left_out]
         if config.tempers_confidence:
             logits = shaped
     else:
         keys = logits.clone()
-    keys[:, mask_id] = -torch.inf
+    keys[:, excluded] = -torch.inf
+    if expected is not None:
+        keys = only_expected(keys, expected, torch.arange(keys.shape[1], device=keys.device))
     token = keys.argmax(dim=-1)
     probs = torch.softmax(logits, dim=-1)
     max_prob = probs.gather(-1, token[:, None])[:, 0]
@@ -63,6 +71,13 @@ def statistics(
         others = probs.scatter(-1, token[:, None], -1.0)
         return token, max_prob, max_prob - others.amax(dim=-1)
     return token, max_prob, (probs * torch.log(probs + ENTROPY_EPS)).sum(dim=-1)
+
+
+def only_expected(keys: Tensor, expected: Tensor, ids: Tensor) -> Tensor:
+    """Keys [N, ids] whose largest is the expected token's, where there is one."""
+    asked = expected[:, None]
+    here = torch.where(asked == ids, 0.0, -torch.inf).to(keys.dtype)
+    return torch.where(asked >= 0, here, keys)
 
 
 def keep_top(logits: Tensor, top_p: float, top_k: int) -> Tensor:

@@ -27,6 +27,8 @@ class Job:
 
     id: str
     prompt: Any  # text, chat messages or token ids
+    suffix: str | list[int] | None = None  # infilling: the text behind the gap, or its token ids
+    gap_tokens: int | list[int] | None = None  # of the gap, or lengths to try; None: any
     options: dict[str, Any] = field(default_factory=dict)  # fields of DecodeConfig, as given
     seed_offset: int = 0  # added to the seed: choice i of a prompt has seed + i
     max_tokens: int | None = None  # None: the default, or what the context leaves

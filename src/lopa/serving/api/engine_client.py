@@ -116,8 +116,11 @@ class EngineClient:
         check_capacity(len(jobs), in_progress, self.capacity, self._seconds_until_ended)
         requests = [RequestState(job, i, sink, self._observer) for i, job in enumerate(jobs)]
         for request in requests:
-            if (message := self._too_long(request.job.prompt)) is not None:
-                request.handle(Failed(kind="invalid", message=message, param="prompt"))
+            given = {"prompt": request.job.prompt, "suffix": request.job.suffix or ""}
+            faults = {name: fault for name, x in given.items() if (fault := self._too_long(x))}
+            if faults:
+                param, message = next(iter(faults.items()))
+                request.handle(Failed(kind="invalid", message=message, param=param))
             else:
                 self._requests[request.job.id] = request
         self._submit_waiting()

@@ -119,6 +119,9 @@ class Endpoints:
         """One job per choice; those of the same prompt differ by their seed."""
         options, limit, count = body.options(), body.limit(), body.n or 1
         several = len(prompts) * count > 1
+        gap: dict[str, Any] = {}
+        if isinstance(body, CompletionRequest) and body.suffix:
+            gap = {"suffix": body.suffix, "gap_tokens": body.gap_tokens}
         jobs = []
         for number, prompt in enumerate(prompts):
             for i in range(count):
@@ -126,6 +129,7 @@ class Endpoints:
                     Job(
                         id=f"{response_id}-{number * count + i}" if several else response_id,
                         prompt=prompt,
+                        **gap,
                         options=options,
                         seed_offset=i,
                         max_tokens=limit,

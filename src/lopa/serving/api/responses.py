@@ -10,7 +10,13 @@ from lopa.serving.api.request_state import RequestState
 from lopa.serving.jobs import Finished, Token
 
 # Why a sequence ended → OpenAI's `finish_reason`.
-FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "rounds": "length"}
+FINISH_REASONS = {
+    "eos": "stop",
+    "stop": "stop",
+    "filled": "stop",
+    "length": "length",
+    "rounds": "length",
+}
 
 
 class ResponseFormat:

@@ -36,10 +36,13 @@ from lopa.errors import ConfigError
 from lopa.serving.api.errors import ApiError
 
 MAX_STOPS = 16
+MAX_LENGTHS = 64  # of a gap, to choose from
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[int, Field(ge=0)]
 # A list stops at its first error: a megabyte of wrong items would hold all requests up for seconds.
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+GapLength = Annotated[int, Field(ge=1)]
+GapLengths = Annotated[list[GapLength], Field(min_length=1, max_length=MAX_LENGTHS)]
 MAX_FIELDS = 256  # of a body: each that is unknown is an error of its own
 StreamMode = Literal["text", "denoise"]
 
@@ -52,7 +55,7 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "logit_bias": (({},), "logits cannot be biased"),
     "best_of": ((1,), "choices are not ranked: use n"),
     "echo": ((False,), "the prompt is not repeated in the output"),
-    "suffix": (("",), "infilling is not supported"),
+    "suffix": (("",), "it belongs to /v1/completions"),
     "tools": (([],), _NO_TOOLS),
     "tool_choice": (("none", "auto"), _NO_TOOLS),
     "parallel_tool_calls": ((True, False), _NO_TOOLS),
@@ -260,9 +263,28 @@ class CompletionRequest(Request):
         | TokenIds
         | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
     )
+    suffix: str | TokenIds | None = Field(
+        None, description="The text behind a gap, or its token ids: the response fills the gap."
+    )
+    gap_tokens: GapLength | GapLengths | None = Field(
+        None,
+        description="How many tokens the gap has, or lengths to choose from. Left out, lengths up "
+        "to max_tokens are tried.",
+    )
     logprobs: Literal[0] | None = Field(
         None, description="0: the probability of each token when it was filled. No alternatives."
     )
+
+    def check(self, max_choices: int, prompts: int) -> None:
+        super().check(max_choices, prompts)
+        if self.gap_tokens is None:
+            return
+        if not self.suffix:
+            raise ApiError(400, "gap_tokens needs a suffix: give one", param="gap_tokens")
+        if isinstance(self.gap_tokens, int) and self.limit() not in (None, self.gap_tokens):
+            raise ApiError(
+                400, "gap_tokens and max_tokens differ: give one of them", param="gap_tokens"
+            )
 
     def prompts(self) -> list[Any]:
         prompt: Any = self.prompt

@@ -34,7 +34,7 @@ class EncodingQueue:
             threading.Thread(target=self._run, args=(lane,), name=name, daemon=True).start()
 
     def put(self, job: Job) -> None:
-        length = _length(job.prompt)
+        length = _length(job.prompt) + len(job.suffix or "")
         lane = self._short if length <= SHORT else self._long
         if any(job.options.get(name) is not None for name in PATTERNS):
             lane = self._patterns

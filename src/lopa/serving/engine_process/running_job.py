@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lopa.serving.jobs import Accepted, Advance, Event, Finished, Job, Token
+from lopa.trace import gap_fields
 
 if TYPE_CHECKING:
     from lopa.engine.output import Event as Step
@@ -45,15 +46,25 @@ class RunningJob:
                 prompt_pieces=[piece(i) for i in ids],
                 eos_ids=sorted(self.session.decoder.eos_ids),
                 settings=self.session.trace.settings,
+                **self._gap_fields(piece),
             )
-        return Accepted(prompt_tokens=len(ids), max_tokens=max_tokens, trace_line=trace_line)
+        given = len(ids) + sum(map(len, self.session.trace.pinned_ids))
+        return Accepted(prompt_tokens=given, max_tokens=max_tokens, trace_line=trace_line)
+
+    def _gap_fields(self, piece: Callable[[int], str]) -> dict[str, Any]:
+        """Pinned text, and as many masks as there are at first: the longest that is tried."""
+        found = gap_fields(self.session.trace)
+        if found:
+            ids = {i for after in found["pinned_ids"] for i in after}
+            found["pieces"] = {str(i): piece(i) for i in sorted(ids)}
+        return found
 
     def report(self, step: Step) -> Iterable[Event]:
         """The events of a round."""
         record = step.round
         if self._queue_seconds is None:
             self._queue_seconds = time.perf_counter() - self.arrived - record.seconds
-        anchor = len(record.branches) - 1
+        placed = record.branches[record.winner].lookaheads
         text = step.text
         if step.output is not None and self.session.tokenizer is None:
             text = " ".join(map(str, step.output.token_ids))
@@ -62,7 +73,7 @@ class RunningJob:
             text=text,
             filled=sum(token != self.session.decoder.mask_id for token in step.tokens),
             seconds=record.seconds,
-            winner_rank=0 if record.winner == anchor else record.winner + 1,
+            winner_rank=record.winner + 1 if placed else 0,
             branches=len(record.branches),
             expected_gain=self.session.decoder.expected_gain,
             tokens=self._tokens(step) if self.job.logprobs else [],

@@ -38,6 +38,7 @@ from lopa.serving.jobs import PATTERNS, Accepted, Event, Failed, Job, pack
 if TYPE_CHECKING:
     from lopa.engine.llm import BaseLLM
 
+_SUFFIX = "the suffix"
 _BEAT_SECONDS = 1.0  # between signs of life while the model is loaded
 
 
@@ -157,29 +158,46 @@ class Worker:
         """Encode and check a job; LopaError says what is wrong with it."""
         since = time.perf_counter()
         ids = self.llm.encode(job.prompt, at_most=self.most_tokens)
+        behind: list[int] = []
+        if job.suffix is not None:
+            behind = self._encode_suffix(job.suffix)
         given = self._with_defaults(job.options)
         shape = {name: given[name] for name in PATTERNS if given.get(name) is not None}
         if shape:  # kept, so that it is there when the session is made
             self.llm.automaton(DecodeConfig(**shape))
         with self._opening:
-            return self._open(job, ids, since)
+            return self._open(job, ids, behind, since)
 
     def _tokenize(self, job: Job) -> Accepted:
         ids = self.llm.encode(job.prompt, at_most=self.most_tokens)
         return Accepted(prompt_tokens=len(ids), max_tokens=self.most_tokens, token_ids=ids)
 
-    def _open(self, job: Job, ids: list[int], since: float) -> tuple[RunningJob, Accepted]:
+    def _encode_suffix(self, suffix: str | list[int]) -> list[int]:
+        try:
+            return self.llm.encode(suffix, at_most=self.most_tokens)
+        except PromptError as error:
+            raise PromptError(str(error).replace("the prompt", _SUFFIX)) from None
+
+    def _open(
+        self, job: Job, ids: list[int], behind: list[int], since: float
+    ) -> tuple[RunningJob, Accepted]:
+        """behind: the text behind a gap, if there is one."""
         llm, given = self.llm, self._with_defaults(job.options)
         names = [name for name in ("decoder", "window") if name in given]
         usual = llm.decode_config(self.config.preset, **{name: given[name] for name in names})
         block = 1 if usual.window == "canvas" else given.get("block_size", usual.block_size)
-        left = self.most_tokens - len(ids)
+        left = self.most_tokens - len(ids) - len(behind)
         wanted = job.max_tokens or given.get("max_new_tokens", usual.max_new_tokens)
-        if job.max_tokens is None and isinstance(block, int) and block > 0:
+        if job.gap_tokens is not None:
+            wanted = max(job.gap_tokens) if isinstance(job.gap_tokens, list) else job.gap_tokens
+        elif behind:
+            wanted = min(wanted, left)
+        elif job.max_tokens is None and isinstance(block, int) and block > 0:
             wanted = min(wanted, left // block * block or left)
         if left < 1 or wanted > left:
             raise PromptError(
-                f"the prompt has {len(ids)} tokens, and with max_tokens {max(wanted, 1)} that is "
+                f"the prompt has {len(ids) + len(behind)} tokens, and with max_tokens "
+                f"{max(wanted, 1)} that is "
                 f"more than the {self.most_tokens} that a request may hold here: shorten the "
                 "prompt or ask for fewer tokens"
             )
@@ -191,7 +209,8 @@ class Worker:
         most = config.block_size if config.window == "pipeline" else config.max_new_tokens
         if config.steps is not None and config.steps > most:
             raise ConfigError(f"steps must be at most {most} here: one token per round")
-        session = llm.session_from_ids(ids, config)
+        gaps = llm.encode_gaps([(job.gap_tokens, behind)], wanted) if behind else ()
+        session = llm.session_from_ids(ids, config, gaps=gaps)
         session.decoder.known_branches = tuple(job.known_branches)
         self.engine.check(session)
         task = RunningJob(job, session, since)
@@ -274,7 +293,9 @@ class Worker:
 
 def _failure(error: BaseException, job: Job) -> Failed:
     if isinstance(error, LopaError):
-        param = _param(error, job) if isinstance(error, ConfigError) else "prompt"
+        param = _param(error, job)
+        if not isinstance(error, ConfigError):
+            param = "suffix" if _SUFFIX in str(error) else "prompt"
         return Failed(kind="invalid", message=str(error), param=param)
     if isinstance(error, Exception):
         return Failed(kind="engine", message=_named(error))
@@ -296,6 +317,8 @@ def with_branches(
 def _param(error: LopaError, job: Job) -> str | None:
     """The field of the request that an error is about, where it names one."""
     words = str(error).replace(",", " ").replace(":", " ").split()
+    if job.suffix is not None and "suffix" in words:
+        return "suffix"
     given = [name for name in words if name in job.options]
     if "max_new_tokens" in words and not given:
         return "max_tokens"

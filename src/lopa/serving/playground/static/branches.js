@@ -60,7 +60,8 @@ export class BranchLanes {
       const verdict = won ? "won" : branch.refused ? `refused: ${branch.refused}` : "";
       setAttribute(lane.row, "class", won ? "lane won" : branch.refused ? "lane refused" : "lane");
       setText(lane.rank, first ? String(index + 1) : "–");
-      setText(lane.token, first ? names(run, ahead) : "anchor");
+      const alone = run.isSearch(record) ? plural(run.lengthOf(branch), "token") : "anchor";
+      setText(lane.token, first ? names(run, ahead) : alone);
       const place = first ? `+${first.position - run.prompt}` : "";
       setText(lane.place, first ? ` ${ahead.length > 1 ? "from" : "at"} ${place}` : "");
       setText(lane.prob, first ? least(ahead) : "");
@@ -180,6 +181,12 @@ export function story(run, round) {
   if (!record) return "Before round 1: only masks.";
   const winner = record.branches[record.winner];
   const count = record.branches.length;
+  if (run.isSearch(record)) {
+    const lengths = `${plural(count, "length")} of the gap in one forward`;
+    if (count === 1) return "The prompt goes to the cache, before several lengths of the gap are tried.";
+    if (!record.branches.some((branch) => branch.refused)) return `${lengths}: all are filled.`;
+    return `${lengths}: the likeliest text has ${plural(run.lengthOf(winner), "token")}.`;
+  }
   const ofKind = (kind) => record.fills.filter((fill) => fill.kind === kind).length;
   const [merged, forced, edited] = ["merged", "forced", "edited"].map(ofKind);
   const filled = record.fills.length - edited;

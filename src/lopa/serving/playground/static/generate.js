@@ -12,6 +12,7 @@ import { hideTip, showTip } from "./tip.js";
 import { MAX_BYTES, readTrace, Run, TraceError } from "./trace.js";
 
 const TEXT_EVERY = 250; // ms, while playing
+const NEARBY = 8; // lengths of a hole that are tried: its own, and so many more and fewer
 const PARTS = ["tokens", "lanes", "more lanes", "round", "text"];
 
 export class GenerateView {
@@ -71,6 +72,7 @@ export class GenerateView {
       this.start();
     });
     e["stop"].addEventListener("click", () => this.running?.abort());
+    e["fill-anew"].addEventListener("click", () => this.fillAnew());
     e["api-key"].value = apiKey.get();
     e["api-key"].addEventListener("input", () => apiKey.set(e["api-key"].value.trim()));
     e["colour"].addEventListener("change", () => {
@@ -79,22 +81,27 @@ export class GenerateView {
     });
   }
 
-  async start() {
+  start() {
+    const { prompt, chat } = this.element;
+    if (!prompt.value.trim()) {
+      this.notice.show("Write a prompt first.");
+      prompt.focus();
+      return null;
+    }
+    return this.#ask({ prompt: prompt.value, chat: chat.checked, settings: this.settings.values() });
+  }
+
+  // kept: how many of the prompt's last tokens are a part of the answer.
+  async #ask(asked, kept = 0) {
     this.running?.abort();
     this.notice.clear();
     this.settings.complain(null);
-    if (!this.element["prompt"].value.trim()) {
-      this.notice.show("Write a prompt first.");
-      this.element["prompt"].focus();
-      return;
-    }
     const control = (this.running = new AbortController());
     const run = new Run();
+    run.kept = kept;
     this.#state("running");
     setText(this.element["status"], "Waiting for the first round …");
     try {
-      const { prompt, chat } = this.element;
-      const asked = { prompt: prompt.value, chat: chat.checked, settings: this.settings.values() };
       for await (const record of stream(this.info, asked, control.signal)) {
         const type = run.push(record);
         if (type === "run") this.open(run, true);
@@ -104,7 +111,7 @@ export class GenerateView {
         this.player.extend(run.total, run.seconds);
       }
     } catch (error) {
-      this.#failed(error, run, control);
+      this.#failed(error, run, control, () => this.#ask(asked, kept));
     } finally {
       if (this.running === control) {
         this.running = null;
@@ -115,7 +122,7 @@ export class GenerateView {
     }
   }
 
-  #failed(error, run, control) {
+  #failed(error, run, control, again) {
     if (error.name === "AbortError") {
       if (this.running === control) setText(this.element["status"], `Stopped in round ${run.total}.`);
       return;
@@ -128,7 +135,7 @@ export class GenerateView {
     if (!(error instanceof ServerError)) throw error;
     if (error.param) this.settings.complain(error.param, error.message);
     const kept = run.total ? `The ${plural(run.total, "round")} that arrived are kept. ` : "";
-    this.notice.failed(error, { kept, again: () => this.start() });
+    this.notice.failed(error, { kept, again });
   }
 
   #finished() {
@@ -138,6 +145,7 @@ export class GenerateView {
       stop: "a stop string",
       length: "the maximum of new tokens",
       rounds: "the maximum of rounds",
+      filled: "the text behind the gap",
     };
     const [tokens, rounds] = [run.tokens[run.total], run.total];
     setText(
@@ -157,6 +165,63 @@ export class GenerateView {
     e["welcome"].hidden = state !== "empty";
     e["stage"].hidden = this.run === null;
     e["save"].disabled = !this.run?.done;
+    e["fill-anew"].disabled = state === "running" || !this.run?.done;
+  }
+
+  // -- a hole in the answer ----------------------------------------------------------------------
+
+  // The tokens of the whole answer, what was pinned included, and the prompt before it.
+  #answerIds() {
+    const { run } = this;
+    const split = run.prompt - run.kept;
+    const tail = run.pinnedIds.at(-1) ?? [];
+    const ids = [...run.promptIds.slice(split), ...run.end.token_ids, ...tail];
+    return { before: run.promptIds.slice(0, split), ids };
+  }
+
+  // First and last token of what is selected in the answer's text; null: nothing is.
+  #selected(ids) {
+    const selection = getSelection();
+    const whole = this.element["text"];
+    if (selection.isCollapsed || !whole.contains(selection.anchorNode) || !whole.contains(selection.focusNode)) {
+      return null;
+    }
+    const range = selection.getRangeAt(0);
+    const upTo = document.createRange();
+    upTo.selectNodeContents(whole);
+    upTo.setEnd(range.startContainer, range.startOffset);
+    const start = upTo.toString().length;
+    const end = start + range.toString().length;
+    const touched = [];
+    let at = 0;
+    ids.forEach((id, index) => {
+      const next = at + (this.run.eos.has(id) ? 0 : this.run.piece(id).length);
+      if (at < end && next > start) touched.push(index);
+      at = next;
+    });
+    return touched.length ? [touched[0], touched.at(-1)] : null;
+  }
+
+  fillAnew() {
+    const { before, ids } = this.#answerIds();
+    const hole = this.#selected(ids);
+    if (!hole) {
+      this.notice.show("Select a part of the text first: it is taken out and filled anew.");
+      return;
+    }
+    const [first, last] = hole;
+    const [prompt, suffix] = [[...before, ...ids.slice(0, first)], ids.slice(last + 1)];
+    if (!suffix.length || !prompt.length) {
+      this.notice.show("Leave some text before and behind the hole.");
+      return;
+    }
+    const count = last - first + 1;
+    const search = this.element["gap-length"].value === "search";
+    const least = Math.max(1, count - NEARBY);
+    const lengths = Array.from({ length: count + NEARBY + 1 - least }, (_, i) => least + i);
+    const { max_new_tokens: _, ...settings } = this.settings.values();
+    const gap = { suffix, gap_tokens: search ? lengths : count };
+    this.#ask({ prompt, chat: false, settings, gap }, first);
   }
 
   // -- showing -----------------------------------------------------------------------------------
@@ -168,7 +233,10 @@ export class GenerateView {
     this.#state(live ? "running" : "shown");
     const pieces = run.promptIds.map((_, index) => run.promptPiece(index));
     setText(e["prompt-text"], pieces.map((piece) => piece.replaceAll("\n", "↵\n")).join(""));
+    const join = (ids) => ids.map((id) => (run.eos.has(id) ? "" : run.piece(id))).join("");
+    setText(e["kept"], pieces.slice(pieces.length - run.kept).join(""));
     setText(e["answer"], "");
+    setText(e["behind"], join(run.pinnedIds.at(-1) ?? []));
     e["answer"].setAttribute("aria-live", live ? "polite" : "off");
     this.player.reset(live);
     if (live) {
@@ -255,7 +323,7 @@ export class GenerateView {
 
   #pick(position) {
     const cell = this.run.cells.get(position);
-    if (cell) this.player.go(cell.round);
+    if (cell?.round) this.player.go(cell.round);
   }
 
   repaint() {

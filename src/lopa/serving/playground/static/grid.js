@@ -11,6 +11,7 @@ export const KINDS = {
   merged: "merged: other branches agree",
   count: "by count: a fixed number per round",
   edited: "edited: replaces a token",
+  pinned: "pinned: given, never filled",
 };
 
 const STATES = {
@@ -106,6 +107,9 @@ export class TokenGrid {
       if (found.length > 1) rows.push(["in branches", `${found.length} of ${drafts.length}`]);
       return { title: "mask", rows };
     }
+    if (cell.kind === "pinned") {
+      return { title: quoted(run.piece(cell.token)), rows: [["place", `+${place}`], ["fill", KINDS.pinned]] };
+    }
     return {
       title: quoted(run.piece(cell.token)),
       rows: [
@@ -168,14 +172,16 @@ export class TokenGrid {
     const isEos = this.run.eos.has(cell.token);
     const piece = this.run.piece(cell.token);
     const text = isEos ? "∎" : visible(piece);
-    element.className = `cell filled ${scale} ${cell.kind}${isLong(text) ? " long" : ""}`;
+    element.className = `cell ${cell.kind === "pinned" ? "" : `filled ${scale} `}${cell.kind}${isLong(text) ? " long" : ""}`;
     if (this.compact) return;
     setText(element.firstChild, text);
     setAttribute(
       element,
       "aria-label",
-      `${quoted(piece)} at +${position - this.run.prompt}, ${percent(cell.prob)}, ` +
-        `round ${cell.round}, ${cell.kind}`,
+      cell.kind === "pinned"
+        ? `${quoted(piece)} at +${position - this.run.prompt}, pinned`
+        : `${quoted(piece)} at +${position - this.run.prompt}, ${percent(cell.prob)}, ` +
+            `round ${cell.round}, ${cell.kind}`,
     );
   }
 

@@ -19,6 +19,9 @@ export class Run {
   constructor() {
     this.promptIds = [];
     this.promptPieces = null; // texts of the prompt's tokens, where a stream gives them
+    this.pinnedIds = []; // infilling: the tokens behind each gap
+    this.gapTokens = []; // and how many masks each gap has
+    this.kept = 0; // of the prompt, its last tokens that are a part of the answer
     this.settings = {};
     this.rounds = [];
     this.pieces = new Map(); // token id → text
@@ -66,6 +69,12 @@ export class Run {
     for (const id of this.promptIds) whole(id, "token");
     this.promptPieces = Array.isArray(record.prompt_pieces) ? record.prompt_pieces : null;
     this.settings = record.settings ?? {};
+    this.pinnedIds = list(record.pinned_ids ?? [], "pinned_ids").map((ids) => list(ids, "pinned_ids"));
+    this.gapTokens = list(record.gap_tokens ?? [], "gap_tokens");
+    for (const id of this.pinnedIds.flat()) whole(id, "token");
+    for (const length of this.gapTokens) whole(length, "gap_tokens");
+    if (this.gapTokens.length !== this.pinnedIds.length) throw new TraceError("gap_tokens are missing");
+    this.#pin();
     this.id = record.id ?? null;
     for (const id of record.eos_ids ?? []) this.eos.add(id);
     this.#learn(record.pieces);
@@ -82,6 +91,10 @@ export class Run {
       whole(branch.end, `end of a branch of round ${index}`);
       list(branch.lookaheads, "lookaheads");
       list(branch.anchor, "anchor");
+    }
+    if (this.isSearch(record)) {
+      this.gapTokens = [whole(this.lengthOf(winner), `length of the gap in round ${index}`)];
+      this.#pin();
     }
     const filled = [];
     const put = (placed, kind) => {
@@ -106,6 +119,35 @@ export class Run {
     this.seconds.push(this.seconds.at(-1) + (Number(record.seconds) || 0));
     if (typeof record.text === "string") this.streamed = true;
     this.sent.push(this.sent.at(-1) + (record.text ?? ""));
+  }
+
+  // Pinned tokens are there from the start.
+  #pin() {
+    for (const [position, cell] of this.cells) if (cell.kind === "pinned") this.cells.delete(position);
+    let position = this.prompt;
+    this.pinnedIds.forEach((ids, gap) => {
+      position += this.gapTokens[gap];
+      for (const token of ids) {
+        this.cells.set(position++, { token, prob: 1, kind: "pinned", round: 0, before: undefined });
+      }
+    });
+  }
+
+  // A round that looks for the length of the gap: its branches are the lengths.
+  isSearch(record) {
+    return this.pinnedIds.length === 1 && !record.blocks.length;
+  }
+
+  // The length of the gap in a branch of such a round.
+  lengthOf(branch) {
+    return branch.end - this.prompt - this.pinnedIds[0].length;
+  }
+
+  // Where the new text ends: behind the last gap. What follows is pinned.
+  get newEnd() {
+    if (!this.pinnedIds.length) return Infinity;
+    const pinned = this.pinnedIds.slice(0, -1).flat().length;
+    return this.prompt + pinned + this.gapTokens.reduce((sum, length) => sum + length, 0);
   }
 
   #block(block, index) {
@@ -150,7 +192,7 @@ export class Run {
     const there = [];
     for (const position of this.cells.keys()) {
       const cell = this.cellAt(position, round);
-      if (!cell) continue;
+      if (!cell || cell.kind === "pinned") continue;
       there.push(position);
       if (position < first && this.eos.has(cell.token)) first = position;
     }
@@ -176,7 +218,7 @@ export class Run {
     let text = "";
     for (let position = this.prompt; ; position++) {
       const cell = this.cellAt(position, round);
-      if (!cell || this.eos.has(cell.token)) return text;
+      if (!cell || position >= this.newEnd || this.eos.has(cell.token)) return text;
       text += this.piece(cell.token);
     }
   }
@@ -186,7 +228,7 @@ export class Run {
     let [last, first] = [this.prompt - 1, Infinity];
     for (const position of this.cells.keys()) {
       const cell = this.cellAt(position, round);
-      if (!cell) continue;
+      if (!cell || position >= this.newEnd) continue;
       if (this.eos.has(cell.token)) first = Math.min(first, position);
       else last = Math.max(last, position);
     }
@@ -216,7 +258,9 @@ export class Run {
   // The lines of a trace file: what lopa.trace writes, and the text at the end.
   *lines() {
     const { promptIds: prompt_ids, settings } = this;
-    yield { type: "run", version: VERSION, prompt_ids, settings, eos_ids: [...this.eos] };
+    const gaps = { pinned_ids: this.pinnedIds, gap_tokens: this.gapTokens };
+    const run = { version: VERSION, prompt_ids, settings, eos_ids: [...this.eos] };
+    yield { type: "run", ...run, ...(this.pinnedIds.length ? gaps : {}) };
     for (const round of this.rounds) {
       yield { type: "round", ...Object.fromEntries(ROUND.map((name) => [name, round[name]])) };
     }
