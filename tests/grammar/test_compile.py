@@ -171,6 +171,8 @@ class TestSettings:
         config = DecodeConfig(schema=True)
         assert config.changed(regex="a").schema is None
         assert config.changed(branches=1).schema == "true"
+        assert config.changed(regex=None).schema == "true"
+        assert config.changed(schema=None).schema is None
 
     @pytest.mark.parametrize(
         ("given", "why"),
