@@ -6,7 +6,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 READY := $(VENV)/.ready
 BROWSER_READY := $(VENV)/.browser-ready
 
-.PHONY: run test test-engine test-parallel test-faults test-browser screenshots
+.PHONY: run test test-engine test-schemas test-parallel test-faults test-browser screenshots
 .PHONY: test-serving-soak test-ray test-harness test-judge lint audit clean
 
 run: $(READY)
@@ -18,6 +18,10 @@ test: $(READY)
 # A soak of the engine, whole decodes in Triton's interpreter, and the rest of the recorded runs.
 test-engine: $(READY)
 	$(BIN)/python -m pytest tests/engine tests/kernels tests/runner tests/test_recorded.py -m engine -n 2 --dist worksteal
+
+# Answers to hundreds of made-up schemas and regexes: all of them fit.
+test-schemas: $(READY)
+	$(BIN)/python -m pytest tests/engine/test_schema_answers.py -m schemas -n 2 --dist worksteal
 
 # Needs Chromium (apt-get install chromium), or its path in CHROMIUM.
 test-browser: $(BROWSER_READY)

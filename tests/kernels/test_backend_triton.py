@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_automata import balanced, literal
 
 import goldens
 from lopa import LLM, DecodeConfig
@@ -139,6 +140,25 @@ def test_two_halves_in_turn(attention: str) -> None:
     assert isinstance(backend, TwoLanes)
     assert set(backend.launched) == {0, 1}
     assert backend.launched[1:5] == [0, 1, 0, 1]  # how long rounds are is known from the first
+
+
+@pytest.mark.parametrize("backend", [TritonBackend, Replayed])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_that_have_to_fit(backend: type[TritonBackend], temperature: float) -> None:
+    """Beside each other and one that has not: the answers of the torch backend."""
+    llm = load("dream_0")
+    vocab, eos = llm.config.vocab_size, llm.config.eos_ids
+    config = llm.decode_config(
+        branches=1, block_size=8, max_new_tokens=8, threshold=0.2, temperature=temperature
+    )
+    automata = [balanced(40, 41, range(50, 120), 2, vocab, eos), None, literal([5, 6], vocab, eos)]
+    found = []
+    for runner in (llm.runner, PagedRunner(llm.model, 2048, backend=backend)):
+        sessions = [llm.session_from_ids([5, 6, 7], config, automaton=a) for a in automata]
+        for _ in Scheduler(runner).run(iter(sessions)):
+            pass
+        found.append([session.output.token_ids for session in sessions if session.output])
+    assert found[0] == found[1]
 
 
 def test_settings_that_the_confidence_kernel_lacks() -> None:

@@ -3,7 +3,8 @@
 A forward is two graphs, one of the layers and one of the head, each cached by its own sizes. The
 layers: a copy of their inputs to the device, the KV writes that the last round committed, and the
 layers themselves. The head: a copy of its inputs, the logits, their statistics, and a small copy
-back. The head's inputs are filled while the device runs the layers.
+back. The head's inputs are filled while the device runs the layers. Where an answer has to fit an
+automaton, whose sizes are its own, the head has no graph: it is queued behind the layers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -24,15 +26,18 @@ from lopa.kernels.triton import pointwise
 from lopa.kernels.triton.attention import attend
 from lopa.kernels.triton.confidence import confidence
 from lopa.kernels.triton.kv_write import PendingKVWrites, Staged, gather, write_kv
+from lopa.kernels.triton.lattice import fill_lattice
 from lopa.models.feed_forward import FeedForward
 from lopa.models.transformer import Layer, RMSNorm, Transformer, rope
 from lopa.runner import graph_inputs
 from lopa.runner.backend_torch import Found, PendingStats, TorchBackend
 from lopa.runner.batch import Batch
+from lopa.runner.constrained import keep_filled
+from lopa.runner.device_automaton import lattice_rows, tables_of
 from lopa.runner.graph_inputs import HeadInputs, HeadSizes, LayerInputs
-from lopa.runner.graphs import GraphCache, HeadGraph, common_sizes
+from lopa.runner.graphs import GraphCache, common_sizes
 from lopa.runner.kv_cache import PAGE, KVCache, pages_for
-from lopa.types import IntArray
+from lopa.types import Automaton, IntArray, Plan
 
 _SLOTS = 256  # at first; doubled when more are open, which drops all graphs
 
@@ -111,14 +116,14 @@ class TritonBackend(TorchBackend):
             if launch != own.launches:
                 raise RuntimeError("another forward was launched since")
             graphs.wait()
-            return self._found(own, None if head is None else head.out, batch, configs)
+            return self._found(own, head, batch, configs)
 
         return PendingStats(wait)
 
     def _replay(
         self, lane: _Lane, graphs: GraphCache, batch: Batch, configs: Sequence[DecodeConfig]
-    ) -> HeadGraph | None:
-        """Launch the layers and the head; None where the head has no graph."""
+    ) -> IntArray | None:
+        """Launch the layers and the head: where its result will be; None: by torch."""
         graphs.wait()  # for the last forward: its buffers are filled again
         sizes = graph_inputs.layer_sizes(batch, self._group)
         if sizes not in graphs.layers:
@@ -132,14 +137,22 @@ class TritonBackend(TorchBackend):
         if self.timer is not None:
             self.timer.start()
         graphs.replay(layers)
-        head = None
-        if (head_sizes := graph_inputs.head_sizes(batch, configs)) is not None:
+        out = None
+        head_sizes = graph_inputs.head_sizes(batch, configs)
+        if head_sizes is not None and batch.is_constrained:
+            on_host = torch.empty(
+                3, head_sizes.wanted, dtype=torch.int32, pin_memory=self.device.type == "cuda"
+            )
+            graphs.run(partial(self._run_constrained, lane, batch, configs, head_sizes, on_host))
+            out = on_host.numpy()
+        elif head_sizes is not None:
             head = graphs.head_graph(head_sizes, partial(self._run_head, lane))
             graph_inputs.fill_head(head.inputs, batch, configs)
             graphs.replay(head)
+            out = head.out
         if self.timer is not None:
             self.timer.stop()
-        return head
+        return out
 
     def _run(self, lane: _Lane, batch: Batch, configs: Sequence[DecodeConfig]) -> Found:
         """Without graphs."""
@@ -147,7 +160,11 @@ class TritonBackend(TorchBackend):
         self._ensure_staging(lane, len(inputs.tokens))
         self._run_layers(lane, inputs)
         sizes, out = graph_inputs.head_sizes(batch, configs), None
-        if sizes is not None:
+        if sizes is not None and batch.is_constrained:
+            on_host = torch.empty(3, sizes.wanted, dtype=torch.int32)
+            self._run_constrained(lane, batch, configs, sizes, on_host)
+            out = on_host.numpy()
+        elif sizes is not None:
             head = graph_inputs.head_on(self.device, batch, configs, sizes)
             out = self._run_head(lane, head, sizes).cpu().numpy()
         return self._found(lane, out, batch, configs)
@@ -163,7 +180,18 @@ class TritonBackend(TorchBackend):
         if out is None:
             return self._find_statistics(batch, lane.staged.hidden, configs)
         found = out[:, : len(batch.wanted.source)]
-        return found[0].astype(np.int64), found[1].view(np.float32), found[2].view(np.float32)
+        token, max_prob, ranking = (
+            found[0].astype(np.int64),
+            found[1].view(np.float32),
+            found[2].view(np.float32),
+        )
+        end = 0
+        for (_, plan), config, count in zip(batch.plans, configs, batch.wanted.counts, strict=True):
+            here = slice(end, end := end + count)
+            if config.edits and plan.constraint is not None:
+                own = token[here], max_prob[here], ranking[here]
+                keep_filled(plan, self.model.config.mask_id, config, own)
+        return token, max_prob, ranking
 
     def commit(
         self,
@@ -256,6 +284,40 @@ class TritonBackend(TorchBackend):
         )
         return out
 
+    @torch.inference_mode()
+    def _run_constrained(
+        self,
+        lane: _Lane,
+        batch: Batch,
+        configs: Sequence[DecodeConfig],
+        sizes: HeadSizes,
+        to: Tensor,  # [3, N] int32 on the host
+    ) -> None:
+        """The head of a batch in which answers have to fit."""
+        inputs = graph_inputs.head_on(self.device, batch, configs, sizes)
+        wanted = gather(lane.staged.hidden, self.carry, inputs.wanted_from)
+        found, mask_id = logits(self.model, wanted), self.model.config.mask_id
+        out = torch.zeros(3, sizes.wanted, dtype=torch.int32, device=self.device)
+        end = 0
+        by_plan = zip((plan for _, plan in batch.plans), batch.wanted.counts, strict=True)
+        for automaton, same in groupby(by_plan, key=_automaton):
+            neighbours = list(same)
+            begin, end = end, end + sum(count for _, count in neighbours)
+            if begin == end:
+                continue
+            here = slice(begin, end)
+            settings, heat = inputs.settings[here], inputs.temperature[here]
+            if automaton is None:
+                part = torch.empty(3, end - begin, dtype=torch.int32, device=self.device)
+                confidence(found[here], settings, heat, mask_id, part, sampling=sizes.sampling)
+                out[:, here] = part
+            else:
+                rows = lattice_rows([plan for plan, _ in neighbours], mask_id, self.device)
+                tables = tables_of(automaton, self.device)
+                given = found[here], settings, heat, tables, rows, out, begin
+                fill_lattice(*given, sampling=sizes.sampling)
+        to.copy_(out, non_blocking=True)
+
     def _layers(
         self,
         batch: Batch,
@@ -310,6 +372,11 @@ class TritonBackend(TorchBackend):
             yield x
         assert isinstance(h, Tensor)
         yield h
+
+
+def _automaton(of_plan: tuple[Plan, int]) -> Automaton | None:
+    constraint = of_plan[0].constraint
+    return None if constraint is None else constraint.automaton
 
 
 def _drop_graphs(lane: _Lane) -> None:

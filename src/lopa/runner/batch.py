@@ -61,6 +61,11 @@ class Batch:
         return len(self.tokens)
 
     @property
+    def is_constrained(self) -> bool:
+        """Whether any answer has to fit an automaton."""
+        return any(plan.constraint is not None for _, plan in self.plans)
+
+    @property
     def wanted(self) -> Wanted:
         """Computed when it is first read: by then the device is running the layers."""
         if self._wanted is None:

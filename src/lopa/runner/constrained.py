@@ -60,3 +60,14 @@ def constrained_statistics(
         if found.neg_entropy is not None:
             neg_entropy[here] = found.neg_entropy
     return token, max_prob, max_prob if config.ranking == "max_prob" else neg_entropy
+
+
+def keep_filled(
+    plan: Plan, mask_id: int, config: DecodeConfig, found: tuple[IntArray, FloatArray, FloatArray]
+) -> None:
+    """The same where a device has found what the masks are filled with."""
+    token, max_prob, ranking = found
+    there = plan.rows[plan.wanted]
+    filled = there != mask_id
+    token[filled], max_prob[filled] = there[filled], 1.0
+    ranking[filled] = float(config.ranking == "max_prob")

@@ -97,8 +97,6 @@ def round_layers(tokens: int, rows: int, group: int) -> LayerSizes:
 def head_sizes(batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes | None:
     """None where nothing is wanted, or the confidence kernel lacks a setting."""
     wanted = len(batch.wanted.source)
-    if any(plan.constraint is not None for _, plan in batch.plans):
-        return None
     if not wanted or any(c.top_p != 1 or c.top_k or c.needs_fp64 for c in configs):
         return None
     return HeadSizes(round_head(wanted), any(c.temperature > 0 for c in configs))
@@ -187,10 +185,12 @@ def layers_on(device: torch.device, batch: Batch, group: int) -> LayerInputs[Ten
 def head_on(
     device: torch.device, batch: Batch, configs: Sequence[DecodeConfig], sizes: HeadSizes
 ) -> HeadInputs[Tensor]:
-    """For a forward without graphs."""
-    on_host = head_buffer(sizes)
+    """For a head without a graph."""
+    on_gpu = device.type == "cuda"
+    on_host = head_buffer(sizes, pinned=on_gpu)
     fill_head(head_arrays(on_host, sizes), batch, configs)
-    return split_head(on_host.to(device), sizes)
+    # Without waiting for the layers
+    return split_head(on_host.to(device, non_blocking=on_gpu), sizes)
 
 
 def writes_on(device: torch.device, writes: PendingKVWrites[IntArray]) -> PendingKVWrites[Tensor]:

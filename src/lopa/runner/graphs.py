@@ -74,6 +74,13 @@ class GraphCache:
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(self.device))
 
+    def run(self, work: Callable[[], None]) -> None:
+        """Without a graph, behind what was replayed."""
+        self._is_busy = True
+        work()
+        if self._done is not None:
+            self._done.record(torch.cuda.current_stream(self.device))
+
     def wait(self) -> None:
         """Until the device has read and written the buffers of what was replayed."""
         if self._is_busy:

@@ -12,11 +12,10 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from lopa.runner.segments import Segments
-from lopa.types import Automaton, IntArray
+from lopa.types import Automaton, BoolArray, IntArray
 
 
 class Edges(NamedTuple):
@@ -48,16 +47,11 @@ class Transitions:
         self.by_source = Edges(source[first], target[first], bundle)
 
     @cached_property
-    def by_target(self) -> Edges:
-        order = self.by_source.target.argsort(kind="stable")
-        return Edges(*(x[order] for x in self.by_source))
-
-    @cached_property
-    def members(self) -> npt.NDArray[np.float64]:
-        """[bundles, classes] 1 where a bundle has a class."""
-        found = np.zeros((len(self.bundles), self.classes))
+    def members(self) -> BoolArray:
+        """[bundles, classes] whether a bundle has a class."""
+        found = np.zeros((len(self.bundles), self.classes), np.bool_)
         for line, classes in zip(found, self.bundles, strict=True):
-            line[classes] = 1.0
+            line[classes] = True
         return found
 
     @cached_property

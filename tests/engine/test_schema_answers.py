@@ -1,0 +1,50 @@
+"""Answers to made-up schemas and regexes fit, whatever the model says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from schema_cases import check_regexes, check_schemas, random_model
+
+from lopa import LLM
+from lopa.distributed.parallel_llm import ParallelLLM
+from lopa.engine.llm import BaseLLM
+
+
+@pytest.fixture(scope="module")
+def random(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    return LLM(random_model(tmp_path_factory.mktemp("random")), device="cpu", dtype="float32")
+
+
+def test_a_few(random: LLM) -> None:
+    assert check_schemas(random, range(12)) >= 9
+    assert check_regexes(random, range(6), offset=5) >= 4
+
+
+@pytest.mark.schemas
+def test_random_weights(random: LLM) -> None:
+    for first in range(0, 300, 50):
+        assert check_schemas(random, range(first, first + 50), offset=first) >= 35
+    assert check_regexes(random, range(200)) >= 150
+
+
+@pytest.mark.schemas
+def test_the_built_in_model() -> None:
+    llm = LLM("tiny", device="cpu", dtype="float32")
+    assert check_schemas(llm, range(60), offset=7) >= 40
+    assert check_regexes(llm, range(24), offset=3) >= 16
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseLLM]:
+    folder: Path = random_model(tmp_path_factory.mktemp("random"))
+    with ParallelLLM(folder, branch_parallel=2, device="cpu", dtype="float32") as llm:
+        yield llm
+
+
+@pytest.mark.schemas
+def test_two_ranks(ranks: BaseLLM) -> None:
+    assert check_schemas(ranks, range(72), offset=1) >= 50
+    assert check_regexes(ranks, range(24)) >= 16

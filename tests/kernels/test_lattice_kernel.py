@@ -1,0 +1,130 @@
+"""The lattice kernels against the plain lattice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_automata import automaton_of, balanced
+
+from lopa import DecodeConfig
+from lopa.grammar.token_automaton import TokenAutomaton
+from lopa.kernels.triton.confidence import RANKINGS
+from lopa.kernels.triton.lattice import fill_lattice
+from lopa.runner.class_scores import class_scores
+from lopa.runner.constrained import constrained_statistics
+from lopa.runner.device_automaton import lattice_rows, tables_of
+from lopa.types import Constraint, Plan
+
+VOCAB, MASK, EOS = 1300, 7, 8
+CPU = torch.device("cpu")
+
+
+def pairs() -> TokenAutomaton:
+    """Wide classes and narrow ones; some tokens are in one state's strings and not in another's."""
+    text = range(40, 1200)
+    table = [
+        {9: 1},
+        {10: 2, 11: 3},
+        {**dict.fromkeys(text, 2), 12: 4, 13: 0},
+        {**dict.fromkeys(range(40, 60), 3), **dict.fromkeys(range(30, 35), 5), 14: 4},
+        {15: 0, 16: 5, 17: 6},
+        {17: 6, **dict.fromkeys(range(20, 30), 5)},
+        {},
+    ]
+    return automaton_of(table, [6], VOCAB, [EOS])
+
+
+def plan_of(automaton: TokenAutomaton, rows: list[list[int]], ends: list[int], left: int) -> Plan:
+    """The rows begin at position 3; the automaton is read from 5 on."""
+    tokens = np.array(rows)
+    wanted = (tokens == MASK) & (np.arange(3, 3 + tokens.shape[1]) < np.array(ends)[:, None])
+    constraint = Constraint(automaton, automaton.start, 5, 3 + tokens.shape[1], 5 + left)
+    return Plan(1, 3, 0, 0, tokens, np.array(ends), wanted, None, constraint)
+
+
+def plans() -> list[Plan]:
+    m, free = MASK, pairs()
+    first = plan_of(
+        free,
+        [[1, 2, *[m] * 12], [1, 2, m, m, 50, *[m] * 9], [1, 2, 9, *[m] * 6, 12, m, m, m, m]],
+        [17, 17, 13],
+        20,
+    )
+    second = plan_of(free, [[1, 2, *[m] * 8]], [13], 8)
+    return [first, second]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("ranking", ["neg_entropy", "max_prob"])
+@pytest.mark.parametrize(("temperature", "size"), [(0.0, 3.0), (0.8, 3.0), (0.0, 12.0)])
+def test_equals_the_plain_lattice(ranking: Any, temperature: float, size: float) -> None:
+    torch.manual_seed(3)
+    config = DecodeConfig(ranking=ranking, temperature=temperature, seed=2**60 + 3)
+    both = plans()
+    automaton = both[0].constraint.automaton  # type: ignore[union-attr]
+    wanted = [plan.wanted.nonzero() for plan in both]
+    positions = torch.from_numpy(np.concatenate([3 + column for _, column in wanted]))
+    logits = size * torch.randn(len(positions), VOCAB)
+    logits[0, 100] = logits[0, 90] = 40.0  # a tie
+    logits[1, 200] = -torch.inf
+    out = check_against_plain(both, automaton, config, logits, positions)
+    assert (out[1] > 0.999).any()
+
+
+def check_against_plain(
+    both: list[Plan],
+    automaton: Any,
+    config: DecodeConfig,
+    logits: torch.Tensor,
+    positions: torch.Tensor,
+) -> Any:
+    expected = []
+    end = 0
+    for plan in both:
+        here = slice(end, end := end + int(plan.wanted.sum()))
+        scores = class_scores(logits[here], positions[here], config, automaton)
+        expected.append(constrained_statistics(plan, scores, MASK, config))
+    token, max_prob, ranks = (np.concatenate(x) for x in zip(*expected, strict=True))
+    own = config.seed, 0, RANKINGS[config.ranking]
+    settings = torch.stack([positions, *(torch.full_like(positions, n) for n in own)], 1)
+    heat = torch.full((len(positions),), config.temperature)
+    out = torch.full((3, len(positions) + 2), -7, dtype=torch.int32)
+    fill_lattice(
+        logits,
+        settings,
+        heat,
+        tables_of(automaton, CPU),
+        lattice_rows(both, MASK, CPU),
+        out,
+        1,
+        sampling=config.temperature > 0,
+    )
+    assert out[:, 0].tolist() == out[:, -1].tolist() == [-7] * 3
+    out = out[:, 1:-1]
+    assert out[0].tolist() == token.tolist()
+    found = out[1:].view(torch.float32).double().numpy()
+    np.testing.assert_allclose(found[0], max_prob, rtol=2e-4, atol=1e-6)
+    np.testing.assert_allclose(found[1], ranks, rtol=1e-3, atol=1e-4)
+    return token, max_prob
+
+
+def test_few_states_and_classes() -> None:
+    torch.manual_seed(1)
+    automaton = balanced(40, 41, [50, 51], 2, VOCAB, [EOS])
+    plan = plan_of(automaton, [[1, 2, *[MASK] * 6]], [11], 6)
+    positions = torch.arange(5, 11)
+    check_against_plain([plan], automaton, DecodeConfig(), torch.randn(6, VOCAB), positions)
+
+
+def test_what_is_no_number_stays_none() -> None:
+    automaton = balanced(40, 41, [50, 51], 2, VOCAB, [EOS])
+    plan = plan_of(automaton, [[1, 2, *[MASK] * 6]], [11], 6)
+    out = torch.zeros(3, 6, dtype=torch.int32)
+    settings = torch.zeros(6, 4, dtype=torch.int64)
+    logits = torch.full((6, VOCAB), torch.nan)
+    tables, rows = tables_of(automaton, CPU), lattice_rows([plan], MASK, CPU)
+    fill_lattice(logits, settings, torch.zeros(6), tables, rows, out, 0, sampling=False)
+    assert out[1].view(torch.float32).isnan().all()
