@@ -304,7 +304,9 @@ def test_tokenize(server: Server, llm: LLM) -> None:
     assert [server.metric(name) for name in counted] == before
     for wrong in ({}, {"prompt": "x", "messages": MESSAGES}, {"prompt": ""}, {"text": "x"}):
         assert server.post("/tokenize", **wrong).status_code == 400
-    assert server.post("/tokenize", prompt="x" * 600).json()["error"]["param"] == "prompt"
+    long = [{"role": "user", "content": "x" * 600}]
+    for field, value in (("prompt", "x" * 600), ("messages", long)):
+        assert server.post("/tokenize", **{field: value}).json()["error"]["param"] == field
 
 
 def test_version(server: Server) -> None:

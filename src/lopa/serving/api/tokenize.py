@@ -40,12 +40,18 @@ class TokenizeEndpoint:
             raise ApiError(400, "give either prompt or messages", param="prompt")
         prompt = body.prompt if body.messages is None else [m.plain() for m in body.messages]
         job = Job(id=f"tokenize-{uuid.uuid4().hex}", prompt=prompt, tokenize=True)
-        context = RequestContext(self.backend, self._metrics, [job], raw_request.receive)
-        with closing(context):
-            try:
+        try:
+            context = RequestContext(self.backend, self._metrics, [job], raw_request.receive)
+            with closing(context):
                 (accepted,) = await context.accepted()
-            except ClientDisconnected:
-                return Response(status_code=499)  # never sent; for the log
+        except ClientDisconnected:
+            return Response(status_code=499)  # never sent; for the log
+        except ApiError as error:
+            if error.status == 429:
+                self._metrics.rejected.inc()
+            if error.param == "prompt" and body.messages is not None:
+                error.param = "messages"
+            raise
         found = {
             "count": accepted.prompt_tokens,
             "max_model_len": accepted.max_tokens,
