@@ -67,7 +67,7 @@ audit: $(READY)
 
 # Groups of real processes, more of them than cores: not beside other tests.
 test-parallel: $(READY)
-	$(BIN)/python -m pytest tests/distributed -m parallel --durations 0
+	$(BIN)/python -m pytest tests/distributed tests/studies -m parallel --durations 0
 
 test-faults: $(READY)
 	$(BIN)/python -m pytest tests/distributed -m faults --durations 0

@@ -80,6 +80,7 @@ def test_study(
             assert sum(part["shares"].values()) == pytest.approx(1.0)
 
 
+@pytest.mark.parallel
 def test_sync(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Two ranks over gloo, each attention and number of branches."""
     size = ("--model", "dummy:dream-tiny", "--max-new-tokens", "64", "--threshold", "0.99")
@@ -189,6 +190,7 @@ def test_bad_costs(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parallel
 def test_workers_give_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone = study("branches", tmp_path / "a", capsys)
     shared = study("branches", tmp_path / "b", capsys, "--workers", "2")
