@@ -21,7 +21,7 @@ test-engine: $(READY)
 
 # Answers to hundreds of made-up schemas and regexes: all of them fit.
 test-schemas: $(READY)
-	$(BIN)/python -m pytest tests/engine/test_schema_answers.py -m schemas -n 2 --dist worksteal
+	$(BIN)/python -m pytest tests/engine/test_schema_answers.py tests/grammar -m schemas -n 2 --dist worksteal
 
 # Needs Chromium (apt-get install chromium), or its path in CHROMIUM.
 test-browser: $(BROWSER_READY)

@@ -23,7 +23,7 @@ StateArray = npt.NDArray[np.int32]
 
 MAX_NFA_STATES = 20_000
 MAX_STATES = 10_000  # of a Dfa
-MAX_WORK = 1_000_000  # steps of making automata, about a microsecond each
+MAX_WORK = 500_000  # steps of making automata, one or two microseconds each
 
 
 def too_large(what: str) -> ConfigError:
