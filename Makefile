@@ -21,7 +21,7 @@ test-engine: $(READY)
 
 # Answers that have to fit, hundreds of made-up schemas and regexes among them.
 test-schemas: $(READY)
-	$(BIN)/python -m pytest tests/engine -m schemas -n 2 --dist worksteal
+	$(BIN)/python -m pytest tests/engine tests/grammar -m schemas -n 2 --dist worksteal
 
 # Needs Chromium (apt-get install chromium), or its path in CHROMIUM.
 test-browser: $(BROWSER_READY)

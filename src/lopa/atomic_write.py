@@ -18,22 +18,34 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
             with path.open("w", encoding="utf-8") as stream:
                 stream.writelines(line + "\n" for line in lines)
             return
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
         raise LopaError(f"cannot write {path} ({error.strerror}): choose another place") from None
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in lines)
+        _replace(path, (f"{line}\n".encode() for line in lines))
+    except ValueError as error:
+        raise LopaError(f"cannot write {path}: it cannot be put as JSON ({error})") from None
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """The same for bytes."""
+    _replace(path.resolve(), [content])
+
+
+def _replace(path: Path, parts: Iterable[bytes]) -> None:
+    temporary: str | None = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "wb") as file:
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:
         raise LopaError(f"cannot write {path} ({error.strerror}): choose another place") from None
-    except ValueError as error:
-        raise LopaError(f"cannot write {path}: it cannot be put as JSON ({error})") from None
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
 
 
 def check_writable(path: Path, what: str) -> None:

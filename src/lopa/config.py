@@ -555,8 +555,9 @@ def with_changes(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str,
         dropped.add("steps")
     if changes.get("branches", "auto") != "auto":
         dropped.add("objective")
-    if changes.keys() & {"schema", "regex"}:  # one takes the other's place
-        dropped |= {"schema", "regex"}
+    for name, other in (("schema", "regex"), ("regex", "schema")):  # one takes the other's place
+        if changes.get(name) is not None:
+            dropped.add(other)
     kept = {name: value for name, value in settings.items() if name not in dropped}
     return {**kept, **changes}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lopa import LLM
+from lopa.cache_folder import cache_folder
 from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
 from lopa.engine import cost_measurement, kept_cost
 from lopa.models.files import BUILT_IN
@@ -112,9 +113,9 @@ def test_no_measure_is_not_kept(
 def test_where_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOPA_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert kept_cost.folder() == Path("/x/lopa/round_cost")
+    assert cache_folder("round_cost") == Path("/x/lopa/round_cost")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert kept_cost.folder() == Path("~/.cache/lopa/round_cost")
+    assert cache_folder("round_cost") == Path("~/.cache/lopa/round_cost")
 
 
 def test_weights_are_known_by_their_files(tmp_path: Path) -> None:

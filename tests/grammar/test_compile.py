@@ -21,7 +21,7 @@ EOS, MASK = 256, 260
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(compiling.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("LOPA_CACHE_DIR", str(tmp_path))
     return tmp_path / "automata"
 
 
@@ -94,7 +94,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(compiling.CACHE_VARIABLE, str(tmp_path / "file"))
+    monkeypatch.setenv("LOPA_CACHE_DIR", str(tmp_path / "file"))
     assert compiler().compile_for(DecodeConfig(regex="a"), [EOS]) is not None
 
 
@@ -171,6 +171,8 @@ class TestSettings:
         config = DecodeConfig(schema=True)
         assert config.changed(regex="a").schema is None
         assert config.changed(branches=1).schema == "true"
+        assert config.changed(regex=None).schema == "true"
+        assert config.changed(schema=None).schema is None
 
     @pytest.mark.parametrize(
         ("given", "why"),

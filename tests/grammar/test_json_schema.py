@@ -28,8 +28,8 @@ def compiled(schema: Any) -> Any:
     return compile_schema(json.dumps(schema))
 
 
-ENGINE = pytest.mark.engine  # most of them are left to the slow suite
-SEEDS = [range(40), *(pytest.param(range(n, n + 52), marks=ENGINE) for n in range(40, 300, 52))]
+SLOW = pytest.mark.schemas  # most of them are left to the slow suite
+SEEDS = [range(40), *(pytest.param(range(n, n + 52), marks=SLOW) for n in range(40, 300, 52))]
 
 
 @pytest.mark.parametrize("seeds", SEEDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from typing import Any
 
 import httpx
@@ -11,6 +12,9 @@ import jsonschema
 import openai
 import pytest
 from serving_support import Server
+
+from lopa.serving.engine_process.encoding_queue import EncodingQueue
+from lopa.serving.jobs import Job
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
 SCHEMA: dict[str, Any] = {
@@ -135,3 +139,20 @@ def test_a_schema_nested_beyond_reason(server: Server) -> None:
         headers={"Content-Type": "application/json"},
     )
     assert response.status_code == 400
+
+
+def test_other_prompts_do_not_wait_for_a_pattern() -> None:
+    compiled, encoded = threading.Event(), threading.Event()
+    seen = []
+
+    def encode(job: Job) -> None:
+        if job.options:
+            assert encoded.wait(30)  # the other one comes first, though it was put second
+        seen.append(job.id)
+        (compiled if job.options else encoded).set()
+
+    queue = EncodingQueue(encode)
+    queue.put(Job(id="pattern", prompt="a", options={"regex": "a"}))
+    queue.put(Job(id="plain", prompt="a longer one"))
+    assert compiled.wait(30)
+    assert seen == ["plain", "pattern"]

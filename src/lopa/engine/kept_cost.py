@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from lopa.cache_folder import cache_folder
 from lopa.decoding.round_cost import RoundCost
 from lopa.engine.loader import LoadOptions
 from lopa.errors import LopaError
@@ -25,7 +25,6 @@ from lopa.models.files import resolve
 from lopa.runner.device import device_name
 from lopa.version import VERSION
 
-CACHE_VARIABLE = "LOPA_CACHE_DIR"  # in place of the user's cache folder
 # What a file is found by; one that differs in anything else is measured anew.
 NAMES = (
     *("model", "adapter", "device", "dtype", "quantize", "backend", "threads", "cache_tokens"),
@@ -60,17 +59,11 @@ def measured_with(
     return {name: str(value) for name, value in found.items() if value is not None}
 
 
-def folder() -> Path:
-    if own := os.environ.get(CACHE_VARIABLE):
-        return Path(own) / "round_cost"
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "lopa" / "round_cost"
-
-
 def path_of(about: About) -> Path:
     name = re.sub(r"[^\w.-]+", "-", Path(about["model"]).name)[:40]
     known = json.dumps([about.get(part) for part in NAMES])
     digest = hashlib.sha256(known.encode()).hexdigest()[:16]
-    return folder() / f"{name}-{digest}.json"
+    return cache_folder("round_cost") / f"{name}-{digest}.json"
 
 
 def load(about: About) -> RoundCost | None:

@@ -2,11 +2,6 @@
 
 In memory by tokenizer and pattern, and on disk beside what rounds cost. A file that cannot be read
 counts as none, and a folder that cannot be written is no error: the next process compiles again.
-
-Why by hand: outlines-core (0.2) ignores `minimum` and `maximum`, takes a schema's `pattern` as
-anchored and unescaped, lists transitions token by token for every state, and has no limit on
-states. llguidance (1.9) gives the tokens that are allowed in its present state, and no transitions.
-The path through a whole window needs them all, in classes.
 """
 
 from __future__ import annotations
@@ -14,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Collection
@@ -26,15 +20,16 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from lopa.atomic_write import write_bytes
+from lopa.cache_folder import cache_folder
 from lopa.config import DecodeConfig
-from lopa.errors import ConfigError
+from lopa.errors import ConfigError, LopaError
 from lopa.grammar import json_schema, regex
 from lopa.grammar.automaton import Dfa
 from lopa.grammar.token_automaton import Spelling, TokenAutomaton, lift
 from lopa.grammar.utf8 import to_bytes
 from lopa.version import VERSION
 
-CACHE_VARIABLE = "LOPA_CACHE_DIR"  # in place of the user's cache folder
 MAX_KEPT = 64  # automata in memory
 MAX_FILES = 256
 _MAX_FILE_BYTES = 64_000_000  # a larger one is compiled again
@@ -138,15 +133,14 @@ def _texts(config: DecodeConfig) -> Dfa:
     return found
 
 
-def folder() -> Path:
-    if own := os.environ.get(CACHE_VARIABLE):
-        return Path(own) / "automata"
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "lopa" / "automata"
+def _path(key: str) -> Path:
+    """RuntimeError: there is no home folder."""
+    return (cache_folder("automata") / f"{key}.npz").expanduser()
 
 
 def _load(key: str) -> TokenAutomaton | None:
     try:
-        path = (folder() / f"{key}.npz").expanduser()
+        path = _path(key)
         with np.load(BytesIO(path.read_bytes()), allow_pickle=False) as file:
             arrays = {name: file[name] for name in _ARRAYS}
             start, end = file["ends"].tolist()
@@ -159,17 +153,13 @@ def _load(key: str) -> TokenAutomaton | None:
 def _save(key: str, automaton: TokenAutomaton) -> None:
     if automaton.next.nbytes > _MAX_FILE_BYTES:
         return
-    with suppress(OSError, RuntimeError):  # RuntimeError: there is no home folder
-        place = folder().expanduser()
-        place.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=place, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                arrays = {name: getattr(automaton, name) for name in _ARRAYS}
-                np.savez_compressed(file, **arrays, ends=[automaton.start, automaton.end])
-            os.replace(temporary, place / f"{key}.npz")
-        finally:
-            Path(temporary).unlink(missing_ok=True)
-        by_use = sorted(place.glob("*.npz"), key=lambda path: path.stat().st_mtime)
-        for path in by_use[:-MAX_FILES]:
-            path.unlink(missing_ok=True)
+    file = BytesIO()
+    arrays = {name: getattr(automaton, name) for name in _ARRAYS}
+    np.savez_compressed(file, **arrays, ends=[automaton.start, automaton.end])
+    with suppress(OSError, RuntimeError, LopaError):
+        path = _path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, file.getvalue())
+        by_use = sorted(path.parent.glob("*.npz"), key=lambda found: found.stat().st_mtime)
+        for unused in by_use[:-MAX_FILES]:
+            unused.unlink(missing_ok=True)
