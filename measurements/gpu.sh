@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The figures in docs/results.md and measurements/kernels.md that need a GPU, a file each:
 #
-#     bash measurements/gpu.sh OUT [checks|rounds|throughput|experts|prefill|precision|speed|auto|branches|floors|ablation|
-#                                   accept|exact|temperature …]
+#     bash measurements/gpu.sh OUT [checks|constrained|rounds|throughput|experts|prefill|precision|speed|auto|branches|
+#                                   floors|ablation|accept|exact|temperature …]
 #
 # Parts that are not named are left out; without a name all of them run. What a part has decoded
 # before (all from precision on but speed) is not decoded again if OUT has it. LIMIT:
@@ -10,7 +10,7 @@
 set -uo pipefail
 out=${1:?where do the files go?}
 shift
-parts=${*:-checks rounds throughput experts prefill precision speed auto branches floors ablation accept exact temperature}
+parts=${*:-checks constrained rounds throughput experts prefill precision speed auto branches floors ablation accept exact temperature}
 mkdir -p "$out"
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 python=${PYTHON:-python3}
@@ -43,6 +43,7 @@ answers() { # STUDY SUFFIX OPTIONS…: of both tasks; not of time, so in TF32 an
 seven=(--model dummy:dream-7b --dtype bfloat16 --json)
 for part in $parts; do
     case $part in
+    constrained) measure constrained.json "$python" measurements/constrained.py ;;
     checks) measure checks.txt "$python" measurements/kernels.py --checks-only ;;
     rounds)
         for kind in bf16 fp8 int8; do

@@ -19,8 +19,8 @@ def random(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 
 
 def test_a_few(random: LLM) -> None:
-    assert check_schemas(random, range(12)) >= 9
-    assert check_regexes(random, range(6), offset=5) >= 4
+    assert check_schemas(random, range(6)) >= 4
+    assert check_regexes(random, range(4), offset=5) >= 2
 
 
 @pytest.mark.schemas

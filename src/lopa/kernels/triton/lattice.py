@@ -26,6 +26,8 @@ WIDE = 1024  # members of a wide group that are read at once
 LANES = 128  # states a tile
 AT_ONCE = 8  # transitions of each that are read at once
 NOTHING = tl.constexpr(-1e30)
+# Arguments whose every value would otherwise be another kernel to compile
+SIZES = ["classes", "bundles", "states", "length", "count", "at", "to_tiles", "out_tiles"]
 LEAST = tl.constexpr(-87.0)  # a logit counts as at most so much less than the largest: fp32
 
 
@@ -83,7 +85,7 @@ def _keys(x, ids, position, seed, heat, SAMPLING: tl.constexpr):
     return x
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _narrow_scores(
     logits, stride, settings, temperature, which, members, scores, tokens, classes,
     SAMPLING: tl.constexpr, GROUPS: tl.constexpr, NARROW: tl.constexpr,
@@ -116,7 +118,7 @@ def _narrow_scores(
     tl.store(tokens + n * classes + target, token, mask=store)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _wide_scores(
     logits, stride, settings, temperature, which, begins, members, scores, tokens, classes,
     SAMPLING: tl.constexpr, WIDE: tl.constexpr,
@@ -172,7 +174,7 @@ def _wide_scores(
     tl.store(tokens + n * classes + target, first)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _shift(scores, classes, CLASSES: tl.constexpr):
     """Logits become relative to the position's largest mass.
 
@@ -190,7 +192,7 @@ def _shift(scores, classes, CLASSES: tl.constexpr):
     tl.store(scores + n * 4 * classes + classes, are_numbers)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _narrow_bundles(
     scores, which, members, weights, classes, bundles,
     GROUPS: tl.constexpr, NARROW: tl.constexpr,
@@ -211,7 +213,7 @@ def _narrow_bundles(
     tl.store(out + bundles, top + tl.log(total), mask=target >= 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _wide_bundles(
     scores, which, begins, members, weights, classes, bundles, WIDE: tl.constexpr
 ):  # fmt: skip
@@ -346,7 +348,7 @@ def _sum_behind(
         most_key = top_key
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _sums(
     slots, rows, weights, members, distance,
     to_state, to_begin, to_degree, to_other, to_bundle, to_tiles,
@@ -379,7 +381,7 @@ def _sums(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _walk(
     slots, rows, scores, tokens, following, behind, moves,
     length, states, classes, CLASSES: tl.constexpr,
@@ -407,7 +409,7 @@ def _walk(
         state = tl.load(following + state * classes + move)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _statistics(
     masks, settings, scores, tokens, following, before, behind, scale, moves, out,
     count, length, states, classes, at,
@@ -493,7 +495,8 @@ def fill_lattice(
     _wide_scores[(count, len(of.wide))](
         *given, of.wide, of.wide_begin, of.wide_members, *found, SAMPLING=sampling, WIDE=WIDE
     )
-    wide_classes = triton.next_power_of_2(classes)
+    # Few sizes, so that few kernels are compiled
+    wide_classes = max(512, triton.next_power_of_2(classes))
     _shift[(count,)](scores, classes, CLASSES=wide_classes)
     of = tables.bundles
     weights = torch.empty(count, 2, bundles, **floats)
@@ -508,7 +511,7 @@ def fill_lattice(
     before = torch.full((number, length + 1, states), NOTHING.value, **floats)
     behind = torch.full((number, 2, length + 1, states), NOTHING.value, **floats)
     scale = torch.empty(number, length + 1, **floats)
-    wide_states = triton.next_power_of_2(states)
+    wide_states = max(1024, triton.next_power_of_2(states))
     to, out_of = tables.to, tables.out_of
     _sums[(number, 2)](
         rows.slot, rows.row, weights, tables.members, tables.distance,
