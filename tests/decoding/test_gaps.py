@@ -243,7 +243,7 @@ def test_rows_of_a_search() -> None:
     record = search.choose(read, unlikely)
     assert record.winner == 0
     assert [b.score for b in record.branches] == pytest.approx(
-        [3 * np.log(0.95), 5 * np.log(0.95) + np.log(0.01)]
+        [(0.5 + 2) * np.log(0.95), (2 + 1) * np.log(0.95) + np.log(0.01)]
     )
     assert [bool(b.refused) for b in record.branches] == [False, True]
     assert search.found == (Gap((1,), (1, 2)),)

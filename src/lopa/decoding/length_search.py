@@ -27,6 +27,9 @@ _EVERY_LENGTH = 32  # up to here each; behind it they grow
 FILL_ROUNDS = 3
 BEHIND = 12  # tokens of the text behind the gap that are read
 CHUNK = 4  # tokens that are hidden together
+# Weight of the gap's own log probability. Tokens that are hidden together are taken as independent,
+# so that a long text seems less likely than it is.
+FILL_WEIGHT = 0.5
 _LEAST = 1e-9  # probability
 LESS_LIKELY = "another length is likelier"
 
@@ -120,9 +123,11 @@ class LengthSearch:
                 self._fill(fill, stats, row)
         else:
             logs = np.log(np.maximum(stats.max_prob, _LEAST))
-            each = iter(rows)
+            begin = 0
             for number, text in enumerate(self._texts()):
-                scores[number] = sum(logs[next(each)].sum() for _ in _chunk_ends(len(text)))
+                gap, end = begin + lengths[number], begin + len(text)
+                scores[number] = FILL_WEIGHT * logs[begin:gap].sum() + logs[gap:end].sum()
+                begin = end
         winner = int(scores.argmax())
         if self.is_reading:
             self.found = (self.gap._replace(lengths=(lengths[winner],)),)

@@ -35,7 +35,7 @@ class RunningJob:
         self._sent_pieces: set[int] = set()  # token ids
 
     def accepted(self, max_tokens: int) -> Accepted:
-        ids = self.session.trace.prompt_ids
+        ids, decoder = self.session.trace.prompt_ids, self.session.decoder
         trace_line = None
         if self.job.denoise:
             piece = self.session.tokenizer.piece if self.session.tokenizer else str
@@ -44,7 +44,7 @@ class RunningJob:
                 id=self.job.id,
                 prompt_ids=ids,
                 prompt_pieces=[piece(i) for i in ids],
-                eos_ids=sorted(self.session.decoder.eos_ids),
+                eos_ids=sorted({*decoder.eos_ids, *decoder.never}),
                 settings=self.session.trace.settings,
                 **self._gap_fields(piece),
             )

@@ -78,6 +78,7 @@ export class Run {
     this.id = record.id ?? null;
     for (const id of record.eos_ids ?? []) this.eos.add(id);
     this.#learn(record.pieces);
+    this.promptPieces?.forEach((piece, index) => this.pieces.set(this.promptIds[index], String(piece)));
   }
 
   #round(record) {
