@@ -149,11 +149,11 @@ def test_many_at_once() -> None:
 
 def test_nothing_is_left_behind() -> None:
     judge("def f(): return 1", "assert f() == 1")
-    before = len(os.listdir("/proc/self/fd"))
+    before, threads = len(os.listdir("/proc/self/fd")), set(threading.enumerate())
     for answer in ("def f(): return 1", "import os\nos._exit(0)", "def f(): return 2"):
         judge(answer, "assert f() == 1")
     assert len(os.listdir("/proc/self/fd")) == before
-    assert threading.active_count() == 1
+    assert set(threading.enumerate()) == threads
 
 
 def test_the_zygote_ends_with_whoever_started_it(walls: str) -> None:

@@ -11,11 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from lopa.engine.prompts import Infill
-
 if TYPE_CHECKING:
     from lopa.engine.llm import LLM
-    from lopa.engine.prompts import Text
+    from lopa.engine.prompts import Infill, Text
 
 Scores: TypeAlias = Mapping[str, bool]  # by name; the first is the one that counts
 
@@ -38,6 +36,8 @@ class Exercise:
         if not self.suffix:
             return ids
         length = None if self.hidden is None else len(llm.encode(self.hidden))
+        from lopa.engine.prompts import Infill
+
         return Infill(ids, ((length, self.suffix),))
 
 
