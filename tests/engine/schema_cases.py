@@ -62,7 +62,7 @@ def check_schemas(llm: BaseLLM, seeds: range, offset: int = 0) -> int:
 
 
 def check_regexes(llm: BaseLLM, seeds: range, offset: int = 0) -> int:
-    return _check(llm, [{"regex": made_up_regex(seed)} for seed in seeds], offset)
+    return _check(llm, [{"regex": made_up_regex(seed, nested=False)} for seed in seeds], offset)
 
 
 def _check(llm: BaseLLM, cases: list[dict[str, Any]], offset: int) -> int:
