@@ -179,14 +179,14 @@ class Trace:
 
     prompt_ids: list[int]
     settings: dict[str, Any]
-    # With gaps: the tokens behind each of them, and how many masks each has.
-    pinned_ids: list[list[int]] = field(default_factory=list)
-    gap_tokens: list[int] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
     # Display text by token id, where the model has a tokenizer.
     pieces: dict[int, str] = field(default_factory=dict)
+    # With gaps: the tokens behind each of them, and how many masks each has.
+    pinned_ids: list[list[int]] = field(default_factory=list)
+    gap_tokens: list[int] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return (
