@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 BROWSER_READY := $(VENV)/.browser-ready
 
 .PHONY: run test test-engine test-schemas test-parallel test-faults test-browser screenshots
-.PHONY: test-serving-soak test-ray test-harness test-judge lint docs dist audit clean
+.PHONY: test-serving-soak test-ray test-harness test-judge lint docs dist test-dist audit clean
 
 run: $(READY)
 	$(BIN)/lopa race
@@ -85,13 +85,16 @@ $(VENV)/.docs: $(READY)
 	$(INSTALL) --no-build-isolation --editable '.[dev,docs]'
 	touch $@
 
-# A wheel and an sdist, and the wheel tried in a new environment, outside of the clone.
+# A wheel and an sdist.
 dist: $(READY)
 	rm -rf dist $(VENV)-dist
 	$(PYTHON) -m venv $(VENV)-dist
 	$(VENV)-dist/bin/python -m pip install --quiet --disable-pip-version-check build twine
 	$(VENV)-dist/bin/python -m build --outdir dist .
 	$(VENV)-dist/bin/twine check --strict dist/*
+
+# The wheel in a new environment, outside of the clone.
+test-dist: dist
 	$(PYTHON) -m venv --clear $(VENV)-dist
 	$(VENV)-dist/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
 	bin=$$PWD/$(VENV)-dist/bin && cd /tmp && $$bin/lopa race --decoders d2f,lopa --branches 3

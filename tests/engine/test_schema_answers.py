@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from schema_cases import check_regexes, check_schemas, random_model
 from lopa import LLM
 from lopa.distributed.parallel_llm import ParallelLLM
 from lopa.engine.llm import BaseLLM
+
+SHARE = int(os.environ.get("LOPA_SCHEMA_SHARE", "1"))  # one of so many is decoded
 
 
 @pytest.fixture(scope="module")
@@ -24,19 +27,19 @@ def test_a_few(random: LLM) -> None:
 
 
 @pytest.mark.schemas
-@pytest.mark.parametrize("first", range(0, 300, 25))
+@pytest.mark.parametrize("first", range(0, 300, 25)[::SHARE])
 def test_schemas_on_random_weights(random: LLM, first: int) -> None:
     assert check_schemas(random, range(first, first + 25), offset=first) >= 18
 
 
 @pytest.mark.schemas
-@pytest.mark.parametrize("first", range(0, 200, 50))
+@pytest.mark.parametrize("first", range(0, 200, 50)[::SHARE])
 def test_regexes_on_random_weights(random: LLM, first: int) -> None:
     assert check_regexes(random, range(first, first + 50), offset=first) >= 38
 
 
 @pytest.mark.schemas
-@pytest.mark.parametrize("first", range(0, 60, 12))
+@pytest.mark.parametrize("first", range(0, 24, 12))
 def test_the_built_in_model(first: int) -> None:
     llm = LLM("tiny", device="cpu", dtype="float32")
     assert check_schemas(llm, range(first, first + 12), offset=first + 7) >= 8
@@ -52,5 +55,5 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseLLM]:
 
 @pytest.mark.schemas
 def test_two_ranks(ranks: BaseLLM) -> None:
-    assert check_schemas(ranks, range(72), offset=1) >= 50
-    assert check_regexes(ranks, range(24)) >= 16
+    assert check_schemas(ranks, range(18), offset=1) >= 12
+    assert check_regexes(ranks, range(9)) >= 6
