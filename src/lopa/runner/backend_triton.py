@@ -32,6 +32,7 @@ from lopa.kernels.triton.pointwise import Weighted
 from lopa.models.mixture import Mixture
 from lopa.models.transformer import Layer, RMSNorm, Transformer, rope
 from lopa.runner import graph_inputs
+from lopa.runner.attention import attend_whole
 from lopa.runner.backend_torch import Found, PendingStats, TorchBackend
 from lopa.runner.batch import Batch
 from lopa.runner.constrained import keep_filled
@@ -41,6 +42,7 @@ from lopa.runner.graphs import GraphCache, common_sizes
 from lopa.runner.kv_cache import PAGE, KVCache, pages_for
 from lopa.types import Automaton, IntArray, Plan
 
+_HALF = torch.bfloat16, torch.float16  # what cuDNN's attention takes
 _SLOTS = 256  # at first; doubled when more are open, which drops all graphs
 
 
@@ -337,7 +339,10 @@ class TritonBackend(TorchBackend):
         inputs = graph_inputs.layers_on(self.device, batch, self._group)
         shape = (len(inputs.tokens), config.kv_heads, config.head_dim)
         keys, values = torch.empty(2, *shape, dtype=self.dtype, device=self.device)
-        stream = self._fused_layers(inputs, lambda layer: (keys, values))
+        whole = None
+        if batch.is_one_whole_row and (self.device.type == "cpu" or self.dtype in _HALF):
+            whole = batch.size
+        stream = self._fused_layers(inputs, lambda layer: (keys, values), whole)
         for layer in range(config.layers):
             x = next(stream)
             keep(layer, keys, values)
@@ -345,11 +350,15 @@ class TritonBackend(TorchBackend):
         yield next(stream)
 
     def _fused_layers(
-        self, inputs: LayerInputs[Tensor], stage: Callable[[int], tuple[Tensor, Tensor]]
+        self,
+        inputs: LayerInputs[Tensor],
+        stage: Callable[[int], tuple[Tensor, Tensor]],
+        whole: int | None = None,
     ) -> Iterator[Tensor]:
         """The residual stream after each layer, then the normed hidden states.
 
-        stage: where the keys and values of a layer go.
+        stage: where the keys and values of a layer go. whole: tokens of one row that all see each
+        other and nothing else, without the padding.
         """
         config = self.model.config
         count, heads, dim = len(inputs.tokens), config.heads, config.head_dim
@@ -371,8 +380,11 @@ class TritonBackend(TorchBackend):
             pointwise.rotate(qkv, cos, sin, weights, config.norm_eps, keys, values, heads)
             q = qkv.view(count, -1, dim)[:, :heads]
             cache = self.kv_cache.keys[index], self.kv_cache.values[index]
-            mixed = attend(q, keys, values, *cache, rows).view(count, heads * dim)
-            out = linear(attention.out, mixed)
+            if whole is None:
+                mixed = attend(q, keys, values, *cache, rows)
+            else:
+                mixed = attend_whole(q, keys, values, whole)
+            out = linear(attention.out, mixed.view(count, heads * dim))
             if isinstance(feed_forward, Mixture):
                 given = _norm_for_experts(x, out, layer.feed_forward_norm, feed_forward)
                 out = mixture(feed_forward, *given, inputs.used, self.expert_counts[index])
