@@ -480,8 +480,8 @@ class LLM(BaseLLM):
         )
 
     def _measure_cost(self) -> RoundCost:
-        given = self.runner, self.config, self.decode_config
-        return self._lock.run(partial(cost_measurement.measure, *given, tokenizer=self.tokenizer))
+        given = self.runner, self.config, self.decode_config, self.tokenizer
+        return self._lock.run(partial(cost_measurement.measure, *given))
 
     def forward(
         self,
