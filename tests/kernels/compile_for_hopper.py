@@ -1,6 +1,6 @@
 """Run by a test without Triton's interpreter: the products of experts as compiled for Hopper.
 
-Prints a line of JSON for each: its name, wgmma and TMA instructions, bytes of shared memory and of
+Prints a line of JSON for each: its name, wgmma and asynchronous copies, bytes of shared memory and of
 stack (which spilled registers need).
 """
 
@@ -33,7 +33,6 @@ def compiled(kernel: Any, kind: str, tile: int) -> dict[str, Any]:
         "CHOICES": 9,
         "LARGEST": LARGEST.get(KINDS[kind], 0.0),
         "WIDE": False,
-        "DESCRIPTOR": True,
         "EVEN": True,
         "BLOCK_M": tile,
         "BLOCK_N": tiling.columns,
@@ -43,15 +42,13 @@ def compiled(kernel: Any, kind: str, tile: int) -> dict[str, Any]:
     types |= dict.fromkeys(("x", "w"), f"*{kind}") | dict.fromkeys(("size", "inner", "rows"), "i32")
     types |= dict.fromkeys(("x_scale", "w_scale", "out_scale"), "*fp32")
     types |= {"out": f"*{kind}" if is_first else "*bf16"}
-    types |= {"paged_w": f"tensordesc<{kind}[{tiling.columns},{tiling.inner}]>"}
     signature, constants, attributes = {}, {}, {}
     for index, name in enumerate(kernel.arg_names):
         if name in sizes:
             signature[name], constants[(index,)] = "constexpr", sizes[name]
             continue
         signature[name] = types[name]
-        if name != "paged_w":
-            attributes[(index,)] = [["tt.divisibility", 16]]
+        attributes[(index,)] = [["tt.divisibility", 16]]
     found = triton.compile(
         ASTSource(kernel, signature, constants, attributes),
         target=GPUTarget("cuda", 90, 32),
@@ -67,7 +64,7 @@ def compiled(kernel: Any, kind: str, tile: int) -> dict[str, Any]:
     return {
         "name": f"{kernel.__name__} {kind} {tile}",
         "wgmma": found.asm["ptx"].count("wgmma.mma_async"),
-        "tma": found.asm["ptx"].count("cp.async.bulk.tensor"),
+        "copies": found.asm["ptx"].count("cp.async.cg"),
         "shared": found.metadata.shared,
         "stack": int(stack[1]),
     }

@@ -30,7 +30,7 @@ def test_products_of_experts(tmp_path: Path) -> None:
     assert len(lines) == 8
     for line in lines:
         assert line["wgmma"] > 0, line
-        assert line["tma"] > 0, line
+        assert line["copies"] > 0, line
         assert line["stack"] == 0, line  # nothing is spilled
         # Two programs of few tokens share a multiprocessor, or three.
         assert line["shared"] < (113 if line["name"].endswith(" 16") else 226) * 1024, line
