@@ -55,7 +55,7 @@ from lopa.types import Plan
 
 MODEL = "dummy:llada2-mini"
 PREFIX = 768
-ROUNDS = ((1, 32), (8, 32), (8, 64))
+ROUNDS = ((1, 32), (8, 32), (1, 64), (8, 64))
 TOKENS = (32, 256, 512)  # of those rounds
 # (columns, inner, warps, stages)
 GATE_UP: dict[str, list[tuple[int, int, int, int]]] = {
