@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lopa.kernels.triton.lattice import (
-    GROUPS,
-    LANES,
-    NARROW,
-    Groups,
-    LatticeRows,
-    Tables,
-    Tiles,
-)
+from lopa.kernels.triton.bundle_weights import GROUPS, NARROW, Chunks, Groups
+from lopa.kernels.triton.lattice import LatticeRows, Nodes, Tables, Tiling
 from lopa.runner.constrained import row_groups
-from lopa.runner.transitions import Edges, transitions_of
+from lopa.runner.transitions import transitions_of
 from lopa.types import Automaton, IntArray, Plan
 
 _made: WeakKeyDictionary[Automaton, dict[torch.device, Tables]] = WeakKeyDictionary()
@@ -29,56 +23,76 @@ def tables_of(automaton: Automaton, device: torch.device) -> Tables:
     """Made once for an automaton and a device."""
     made = _made.setdefault(automaton, {})
     if device not in made:
-        transitions = transitions_of(automaton)
-        classes = automaton.class_of.argsort(kind="stable")
-        ends = np.searchsorted(
-            automaton.class_of[classes], np.arange(transitions.classes), side="right"
-        )
-        tokens = np.split(classes, ends)[: len(ends)]
-        tokens[0] = tokens[0][:0]  # nobody asks for those that nothing allows
-        members = np.ascontiguousarray(transitions.members.T).astype(np.int8)
-        made[device] = Tables(
-            classes=_groups(tokens, device),
-            bundles=_groups(transitions.bundles, device),
-            following=_int32(automaton.next, device),
-            distance=_int32(automaton.distance, device),
-            members=torch.from_numpy(members).to(device),
-            to=_tiles(transitions.by_source, transitions.states, device, by_target=True),
-            out_of=_tiles(transitions.by_source, transitions.states, device, by_target=False),
-        )
+        made[device] = make_tables(automaton, device, Tiling())
     return made[device]
+
+
+def make_tables(automaton: Automaton, device: torch.device, tiling: Tiling) -> Tables:
+    transitions = transitions_of(automaton)
+    states, edges = transitions.states, transitions.by_source
+    by_class = automaton.class_of.argsort(kind="stable")
+    classes = np.arange(transitions.classes)
+    ends = np.searchsorted(automaton.class_of[by_class], classes, side="right")
+    tokens = np.split(by_class, ends)[: len(ends)]
+    tokens[0] = tokens[0][:0]  # nobody asks for those that nothing allows
+    # The bundle of partial sums is the last
+    members = np.ones((transitions.classes, len(transitions.bundles) + 1), np.int8)
+    members[:, :-1] = transitions.members.T
+    partial = len(transitions.bundles)
+    source, target, bundle = edges
+    to_size, to = _nodes(target, source, bundle, states, partial, tiling)
+    out_size, out_of = _nodes(source, target, bundle, states, partial, tiling)
+    distance = np.zeros(max(to_size, out_size))
+    distance[:states] = automaton.distance
+    return Tables(
+        tiling=tiling,
+        classes=_groups(tokens, device),
+        chunks=_chunks([len(group) for group in tokens], tiling.chunk, device),
+        bundles=_groups(transitions.bundles, device),
+        class_of=_int32(automaton.class_of, device),
+        following=_int32(automaton.next, device),
+        distance=_int32(distance, device),
+        members=torch.from_numpy(members).to(device),
+        to=Nodes(*(_int32(part, device) for part in to)),
+        out_of=Nodes(*(_int32(part, device) for part in out_of)),
+        begin=_int32(np.searchsorted(source, np.arange(states + 1)), device),
+        target=_int32(target, device),
+        bundle=_int32(bundle, device),
+    )
 
 
 def lattice_rows(plans: Sequence[Plan], mask_id: int, device: torch.device) -> LatticeRows:
     """Of plans with one automaton, all that they want numbered in its order."""
     slots: list[IntArray] = []
-    rows, masks = [], []
+    about: list[tuple[int, int, int]] = []
     end = 0
     for plan in plans:
         constraint = plan.constraint
         assert constraint is not None
-        row, column = plan.wanted.nonzero()
-        number = np.full(plan.rows.shape, -1, np.int64)
-        number[row, column] = np.arange(end, end + len(row))
-        mask = np.full((len(row), 2), -1, np.int64)
+        number = plan.wanted.cumsum().reshape(plan.wanted.shape) + (end - 1)
+        number[~plan.wanted] = -1
+        end += int(plan.wanted.sum())
         first = constraint.start - plan.start
         for which, classes in row_groups(plan, mask_id):
-            length = classes.shape[1]
-            own = np.where(classes < 0, number[which, first : first + length], -1 - classes)
-            for line, index in zip(own, range(len(slots), len(slots) + len(own)), strict=True):
-                at = np.flatnonzero(line >= 0)
-                mask[line[at] - end] = np.stack([np.full(len(at), index), at], axis=1)
-                slots.append(line)
-                rows.append((length, constraint.state, constraint.limit - constraint.start))
-        masks.append(mask)
-        end += len(row)
-    most = max(map(len, slots), default=1)
-    slot = np.full((max(1, len(slots)), -(-most // 32) * 32), -1, np.int64)
-    for index, line in enumerate(slots):
-        slot[index, : len(line)] = line
-    about = np.array(rows or [(0, 0, 0)])
-    about_masks = _int32(np.concatenate(masks), device)
-    return LatticeRows(_int32(slot, device), _int32(about, device), about_masks)
+            here = number[which, first : first + classes.shape[1]]
+            slots.append(np.where(classes < 0, here, -1 - classes))
+            left = constraint.limit - constraint.start
+            about += [(classes.shape[1], constraint.state, left)] * len(which)
+    if not slots:
+        slots, about = [np.full((1, 1), -1)], [(0, 0, 0)]
+    length = -(-max(of_plan.shape[1] for of_plan in slots) // 32) * 32
+    rows = len(about)
+    both = np.full(rows * (length + 3), -1, np.int32)  # in one copy to the device
+    slot = both[: rows * length].reshape(rows, length)
+    both[rows * length :] = np.array(about).reshape(-1)
+    begin = 0
+    for of_plan in slots:
+        slot[begin : begin + len(of_plan), : of_plan.shape[1]] = of_plan
+        begin += len(of_plan)
+    on_device = _int32(both, device)
+    return LatticeRows(
+        on_device[: rows * length].view(rows, length), on_device[rows * length :].view(rows, 3)
+    )
 
 
 def _groups(groups: Sequence[IntArray], device: torch.device) -> Groups:
@@ -96,28 +110,61 @@ def _groups(groups: Sequence[IntArray], device: torch.device) -> Groups:
     return Groups(len(groups), narrow_, members_, wide_, begin_, flat_)
 
 
-def _tiles(edges: Edges, states: int, device: torch.device, *, by_target: bool) -> Tiles:
-    own, other = edges.source, edges.target
-    if by_target:
-        own, other = other, own
+def _chunks(sizes: Sequence[int], most: int, device: torch.device) -> Chunks:
+    begin, first = [0], [0]
+    for size in sizes:
+        if size > NARROW:
+            last = begin[-1]
+            begin += [last + min(at, size) for at in range(most, size + most, most)]
+            first.append(len(begin) - 1)
+    return Chunks(len(begin) - 1, _int32(begin, device), _int32(first, device))
+
+
+def _nodes(
+    own: IntArray, other: IntArray, bundle: IntArray, states: int, partial: int, tiling: Tiling
+) -> tuple[int, list[IntArray]]:
+    """States, and partial sums where a state has too many inputs: how many, and their tiles.
+
+    own, other, bundle: [T] of each transition. partial: the bundle of what a partial sum gives
+    """
+    kept = [np.stack([own, other, bundle])]
+    depth = [0] * states  # partial sums below it at most
     degree = np.bincount(own, minlength=states)
-    order = (-degree).argsort(kind="stable")
-    order = order[degree[order] > 0]
-    tiles = -(-len(order) // LANES)
-    state = np.full((tiles, LANES), -1)
-    state.reshape(-1)[: len(order)] = order
-    most = degree[order[::LANES]]  # the first of a tile has the most
-    begin = np.cumsum(most) - most
-    others, bundles = np.full((2, int(most.sum()), LANES), -1)
-    place = np.empty(states, np.int64)
-    place[order] = np.arange(len(order))
-    by_own = own.argsort(kind="stable")
-    first = np.cumsum(degree) - degree
-    rank = np.empty(len(own), np.int64)  # of each edge among those of its state
-    rank[by_own] = np.arange(len(own)) - first[own[by_own]]
-    at = begin[place[own] // LANES] + rank, place[own] % LANES
-    others[at], bundles[at] = other, edges.bundle
-    return Tiles(*(_int32(x, device) for x in (state, begin, most, others, bundles)))
+    for state in np.flatnonzero(degree > tiling.inputs).tolist():
+        which = np.flatnonzero(own == state)
+        inputs = deque(zip(other[which].tolist(), bundle[which].tolist(), strict=True))
+        added = []
+        while len(inputs) > tiling.inputs:
+            taken = [inputs.popleft() for _ in range(tiling.inputs)]
+            added += [(len(depth), *one) for one in taken]
+            inputs.append((len(depth), partial))
+            depth.append(_depth(taken, depth, partial))
+        added += [(state, *one) for one in inputs]
+        depth[state] = _depth(inputs, depth, partial)
+        kept.append(np.array(added).T)
+    few = degree[own] <= tiling.inputs
+    kept[0] = kept[0][:, few]
+    own, other, bundle = np.concatenate(kept, axis=1)
+    order = np.lexsort((other, own))
+    own, other, bundle = own[order], other[order], bundle[order]
+    rank = np.arange(len(own)) - np.searchsorted(own, own)
+    # Neighbours stay neighbours: they read what is near.
+    phases = [np.flatnonzero(np.array(depth) == level) for level in range(max(depth) + 1)]
+    tiles = [-(-len(nodes) // tiling.lanes) for nodes in phases]
+    place = np.empty(len(depth), np.int64)
+    owns = np.full((sum(tiles), tiling.lanes), -1)
+    others, bundles = np.full((2, sum(tiles), tiling.inputs, tiling.lanes), -1)
+    for nodes, end in zip(phases, np.cumsum(tiles), strict=True):
+        place[nodes] = (end - -(-len(nodes) // tiling.lanes)) * tiling.lanes + np.arange(len(nodes))
+    owns.reshape(-1)[place] = np.arange(len(depth))
+    at = place[own] // tiling.lanes, rank, place[own] % tiling.lanes
+    others[...] = 0
+    others[at], bundles[at] = other, bundle
+    return len(depth), [np.cumsum(tiles), owns, others, bundles]
+
+
+def _depth(inputs: Iterable[tuple[int, int]], depth: list[int], partial: int) -> int:
+    return max((1 + depth[node] for node, bundle in inputs if bundle == partial), default=0)
 
 
 def _int32(array: object, device: torch.device) -> Tensor:
