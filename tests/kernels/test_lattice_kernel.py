@@ -60,8 +60,15 @@ def plans() -> list[Plan]:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("ranking", ["neg_entropy", "max_prob"])
-@pytest.mark.parametrize(("temperature", "size"), [(0.0, 3.0), (0.8, 3.0), (0.0, 12.0)])
+@pytest.mark.parametrize(
+    ("ranking", "temperature", "size"),
+    [
+        ("neg_entropy", 0.0, 3.0),
+        ("max_prob", 0.8, 3.0),
+        ("neg_entropy", 0.8, 12.0),
+        ("max_prob", 0.0, 12.0),
+    ],
+)
 def test_equals_the_plain_lattice(ranking: Any, temperature: float, size: float) -> None:
     torch.manual_seed(3)
     config = DecodeConfig(ranking=ranking, temperature=temperature, seed=2**60 + 3)
