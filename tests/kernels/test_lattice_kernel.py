@@ -143,6 +143,19 @@ def test_states_of_many_transitions() -> None:
     check_against_plain([plan], automaton, DecodeConfig(), logits, positions, SMALL)
 
 
+def test_more_states_than_a_row_reaches() -> None:
+    """Three tiles: one behind the row's state, one that it is in, one that it comes to later."""
+    torch.manual_seed(4)
+    table = [{20 + i % 5: i + 1, 60: i, 61: min(i + 30, 90)} for i in range(90)]
+    automaton = automaton_of([*table, {}], [90], VOCAB, [EOS])
+    plan = plan_of(automaton, [[1, 2, *[MASK] * 5], [1, 2, 61, MASK, MASK, 60, MASK]], [10] * 2, 60)
+    assert plan.constraint is not None
+    plan.constraint = plan.constraint._replace(state=40)
+    row, column = plan.wanted.nonzero()
+    logits, positions = 2 * torch.randn(len(row), VOCAB), torch.from_numpy(3 + column)
+    check_against_plain([plan], automaton, DecodeConfig(), logits, positions, SMALL)
+
+
 def test_what_is_no_number_stays_none() -> None:
     automaton = balanced(40, 41, [50, 51], 2, VOCAB, [EOS])
     plan = plan_of(automaton, [[1, 2, *[MASK] * 6]], [11], 6)

@@ -40,8 +40,9 @@ def make_tables(automaton: Automaton, device: torch.device, tiling: Tiling) -> T
     members[:, :-1] = transitions.members.T
     partial = len(transitions.bundles)
     source, target, bundle = edges
-    to_size, to = _nodes(target, source, bundle, states, partial, tiling)
-    out_size, out_of = _nodes(source, target, bundle, states, partial, tiling)
+    depth = _depths(automaton.start, source, target, states)
+    to_size, to = _nodes(target, source, bundle, depth, partial, tiling)
+    out_size, out_of = _nodes(source, target, bundle, depth, partial, tiling)
     distance = np.zeros(max(to_size, out_size))
     distance[:states] = automaton.distance
     return Tables(
@@ -52,6 +53,8 @@ def make_tables(automaton: Automaton, device: torch.device, tiling: Tiling) -> T
         class_of=_int32(automaton.class_of, device),
         following=_int32(automaton.next, device),
         distance=_int32(distance, device),
+        depth=_int32(depth, device),
+        lowest=_int32(_lowest(source, target, states), device),
         members=torch.from_numpy(members).to(device),
         to=Nodes(*(_int32(part, device) for part in to)),
         out_of=Nodes(*(_int32(part, device) for part in out_of)),
@@ -120,15 +123,43 @@ def _chunks(sizes: Sequence[int], most: int, device: torch.device) -> Chunks:
     return Chunks(len(begin) - 1, _int32(begin, device), _int32(first, device))
 
 
+def _depths(start: int, source: IntArray, target: IntArray, states: int) -> IntArray:
+    """[states] fewest tokens from the start."""
+    depth = np.full(states, states)  # of those that cannot be reached
+    here, steps = np.array([start]), 0
+    while len(here):
+        depth[here] = steps
+        reached = np.unique(target[np.isin(source, here)])
+        here, steps = reached[depth[reached] == states], steps + 1
+    return depth
+
+
+def _lowest(source: IntArray, target: IntArray, states: int) -> list[int]:
+    """[states] the first of the states that can be reached from it, itself included."""
+    ends = np.searchsorted(source, np.arange(1, states))
+    following = [targets.tolist() for targets in np.split(target, ends)]
+    lowest, changed = list(range(states)), True
+    while changed:  # most transitions lead to later states, so this is soon done
+        changed = False
+        for state in range(states - 1, -1, -1):
+            found = min([lowest[state], *(lowest[to] for to in following[state])])
+            changed |= found < lowest[state]
+            lowest[state] = found
+    return lowest
+
+
 def _nodes(
-    own: IntArray, other: IntArray, bundle: IntArray, states: int, partial: int, tiling: Tiling
+    own: IntArray, other: IntArray, bundle: IntArray, depth: IntArray, partial: int, tiling: Tiling
 ) -> tuple[int, list[IntArray]]:
     """States, and partial sums where a state has too many inputs: how many, and their tiles.
 
-    own, other, bundle: [T] of each transition. partial: the bundle of what a partial sum gives
+    own, other, bundle: [T] of each transition. depth: [states]
+    partial: the bundle of what a partial sum gives
     """
+    states = len(depth)
     kept = [np.stack([own, other, bundle])]
-    depth = [0] * states  # partial sums below it at most
+    sums = [0] * states  # of each node: how many partial sums are below one another
+    owner = list(range(states))
     degree = np.bincount(own, minlength=states)
     for state in np.flatnonzero(degree > tiling.inputs).tolist():
         which = np.flatnonzero(own == state)
@@ -136,35 +167,43 @@ def _nodes(
         added = []
         while len(inputs) > tiling.inputs:
             taken = [inputs.popleft() for _ in range(tiling.inputs)]
-            added += [(len(depth), *one) for one in taken]
-            inputs.append((len(depth), partial))
-            depth.append(_depth(taken, depth, partial))
+            added += [(len(sums), *one) for one in taken]
+            inputs.append((len(sums), partial))
+            sums.append(_sums_below(taken, sums, partial))
+            owner.append(state)
         added += [(state, *one) for one in inputs]
-        depth[state] = _depth(inputs, depth, partial)
+        sums[state] = _sums_below(inputs, sums, partial)
         kept.append(np.array(added).T)
-    few = degree[own] <= tiling.inputs
-    kept[0] = kept[0][:, few]
+    kept[0] = kept[0][:, degree[own] <= tiling.inputs]
     own, other, bundle = np.concatenate(kept, axis=1)
     order = np.lexsort((other, own))
     own, other, bundle = own[order], other[order], bundle[order]
     rank = np.arange(len(own)) - np.searchsorted(own, own)
-    # Neighbours stay neighbours: they read what is near.
-    phases = [np.flatnonzero(np.array(depth) == level) for level in range(max(depth) + 1)]
-    tiles = [-(-len(nodes) // tiling.lanes) for nodes in phases]
-    place = np.empty(len(depth), np.int64)
-    owns = np.full((sum(tiles), tiling.lanes), -1)
-    others, bundles = np.full((2, sum(tiles), tiling.inputs, tiling.lanes), -1)
-    for nodes, end in zip(phases, np.cumsum(tiles), strict=True):
-        place[nodes] = (end - -(-len(nodes) // tiling.lanes)) * tiling.lanes + np.arange(len(nodes))
-    owns.reshape(-1)[place] = np.arange(len(depth))
-    at = place[own] // tiling.lanes, rank, place[own] % tiling.lanes
-    others[...] = 0
+    # A phase's nodes in the order of their states: neighbours read what is near.
+    size, lanes = len(sums), tiling.lanes
+    phase, owners = np.array(sums), np.array(owner)
+    ends = np.cumsum(-(-np.bincount(phase) // lanes))  # in tiles
+    order = np.lexsort((owners, phase))
+    begins = np.append(0, ends[:-1]) * lanes
+    place = np.empty(size, np.int64)
+    place[order] = (
+        begins[phase[order]] + np.arange(size) - np.searchsorted(phase[order], phase[order])
+    )
+    tiles = int(ends[-1])
+    owns = np.full(tiles * lanes, -1)
+    owns[place] = np.arange(size)
+    least, last = np.full(tiles, states), np.zeros(tiles, np.int64)
+    np.minimum.at(least, place // lanes, depth[owners])
+    np.maximum.at(last, place // lanes, owners)
+    others = np.zeros((tiles, tiling.inputs, lanes), np.int64)
+    bundles = np.full(others.shape, -1)
+    at = place[own] // lanes, rank, place[own] % lanes
     others[at], bundles[at] = other, bundle
-    return len(depth), [np.cumsum(tiles), owns, others, bundles]
+    return size, [ends, least, last, owns.reshape(tiles, lanes), others, bundles]
 
 
-def _depth(inputs: Iterable[tuple[int, int]], depth: list[int], partial: int) -> int:
-    return max((1 + depth[node] for node, bundle in inputs if bundle == partial), default=0)
+def _sums_below(inputs: Iterable[tuple[int, int]], sums: list[int], partial: int) -> int:
+    return max((1 + sums[node] for node, bundle in inputs if bundle == partial), default=0)
 
 
 def _int32(array: object, device: torch.device) -> Tensor:

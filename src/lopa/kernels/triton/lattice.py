@@ -7,7 +7,8 @@ they keep their precision along a row.
 
 A step of a pass reads the values of all states before it and writes those behind it. The states are
 nodes of few inputs each: one with more transitions than that takes partial sums as inputs, which
-are nodes of their own. So a step is as long as its tiles of nodes, whatever the largest degree.
+are nodes of their own. So a step is as long as its tiles of nodes, whatever the largest degree, and
+tiles that a row cannot reach at a position are left out.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class Nodes(NamedTuple):
     """States, and partial sums behind them, in tiles: int32, on the device."""
 
     tile_end: Tensor  # [phases] a phase's nodes have inputs of earlier phases alone
+    depth: Tensor  # [tiles] the least depth of its states, or of those that its sums are of
+    last: Tensor  # [tiles] the last of these states
     own: Tensor  # [tiles, lanes]; -1: none
     other: Tensor  # [tiles, inputs, lanes] where an input comes from
     bundle: Tensor  # [the same]; -1: none
@@ -67,6 +70,8 @@ class Tables(NamedTuple):
     class_of: Tensor  # [vocab] int32
     following: Tensor  # [states, classes] int32
     distance: Tensor  # [size] int32: of states; 0: of partial sums
+    depth: Tensor  # [states] int32: fewest tokens from the start
+    lowest: Tensor  # [states] int32: the first of the states that can be reached from it
     members: Tensor  # [classes, bundles + 1] int8: whether a bundle has a class; the last has all
     to: Nodes  # inputs: transitions that lead to a state
     out_of: Nodes  # and those that come from it
@@ -87,7 +92,8 @@ def _pass(
     weights,  # [L, 2, width] of the row, from the part on that is added up
     values,  # [L + 1, size] the result
     scale,  # [L + 1] the largest value at each position
-    distance, count, left, states, size, width, tile_end, owns, others, bundles, phases,
+    distance, count, left, depth, lowest, states, size, width,
+    tile_end, tile_depth, tile_last, owns, others, bundles, phases,
     back,  # 1: from right to left; 0: from left to right
     SUM: tl.constexpr,  # of exp, in logarithms; else the largest
     LANES: tl.constexpr, INPUTS: tl.constexpr,
@@ -107,40 +113,42 @@ def _pass(
             tl.debug_barrier()  # what is read was written by other threads
             end = tl.load(tile_end + phase)
             for tile in range(begin, end):
-                high = tl.full([LANES], NOTHING, tl.float32)
-                total = tl.zeros([LANES], tl.float32)
-                for k in tl.static_range(INPUTS):
-                    at = (tile * INPUTS + k) * LANES + lanes
-                    bundle = tl.load(bundles + at)
-                    source = here * size + tl.load(others + at)
-                    x = tl.load(values + source, mask=bundle >= 0, other=NOTHING)
-                    x += tl.load(step + bundle, mask=bundle >= 0, other=NOTHING)
-                    x = tl.maximum(x, NOTHING)
+                is_reached = tl.load(tile_depth + tile) <= depth + there
+                if is_reached & (tl.load(tile_last + tile) >= lowest):
+                    high = tl.full([LANES], NOTHING, tl.float32)
+                    total = tl.zeros([LANES], tl.float32)
+                    for k in tl.static_range(INPUTS):
+                        at = (tile * INPUTS + k) * LANES + lanes
+                        bundle = tl.load(bundles + at)
+                        source = here * size + tl.load(others + at)
+                        x = tl.load(values + source, mask=bundle >= 0, other=NOTHING)
+                        x += tl.load(step + bundle, mask=bundle >= 0, other=NOTHING)
+                        x = tl.maximum(x, NOTHING)
+                        if SUM:
+                            change = tl.exp(-tl.abs(x - high))
+                            total = tl.where(x > high, total * change + 1.0, total + change)
+                        high = tl.maximum(high, x)
+                    own = tl.load(owns + tile * LANES + lanes)
+                    far = tl.load(distance + own, mask=own >= 0, other=0x7FFFFFF)
+                    fits = (far <= budget) & (high > 0.5 * NOTHING)
                     if SUM:
-                        change = tl.exp(-tl.abs(x - high))
-                        total = tl.where(x > high, total * change + 1.0, total + change)
-                    high = tl.maximum(high, x)
-                own = tl.load(owns + tile * LANES + lanes)
-                far = tl.load(distance + own, mask=own >= 0, other=0x7FFFFFF)
-                fits = (far <= budget) & (high > 0.5 * NOTHING)
-                if SUM:
-                    high += tl.log(tl.maximum(total, 1e-30))
-                is_state = own < states
-                value = tl.where(fits, high - tl.where(is_state, most, 0.0), NOTHING)
-                to = tl.where(is_state, there, here) * size + own
-                tl.store(values + to, value, mask=own >= 0)
-                top = tl.maximum(top, tl.where(is_state, value, NOTHING))
+                        high += tl.log(tl.maximum(total, 1e-30))
+                    is_state = own < states
+                    value = tl.where(fits, high - tl.where(is_state, most, 0.0), NOTHING)
+                    to = tl.where(is_state, there, here) * size + own
+                    tl.store(values + to, value, mask=own >= 0)
+                    top = tl.maximum(top, tl.where(is_state, value, NOTHING))
             begin = end
         most = tl.max(top, 0)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def _passes(
-    rows, weights, distance,
-    to_end, to_own, to_other, to_bundle, to_phases,
-    out_end, out_own, out_other, out_bundle, out_phases,
+    rows, weights, distance, depths, lowests,
+    to_end, to_depth, to_last, to_own, to_other, to_bundle, to_phases,
+    out_end, out_depth, out_last, out_own, out_other, out_bundle, out_phases,
     # [R, 3, L + 1, size]: log sums over the paths to a state, log sums over those from it on, and
-    # the best sum of keys from it on
+    # the best sum of keys from it on; nothing where it cannot be reached
     values,
     scale,  # [R, 2, L + 1] the largest of the first and the second at each position
     length, states, size, width,
@@ -160,20 +168,24 @@ def _passes(
             far = tl.load(distance + every, mask=every < states, other=0x7FFFFFF)
             last = tl.where(far <= tl.maximum(left - count, 0), 0.0, NOTHING)
             tl.store(values + count * size + every, last, mask=every < states)
-    tile_end, owns, others, bundles, phases = to_end, to_own, to_other, to_bundle, to_phases
+    depth, lowest = tl.load(depths + state), tl.load(lowests + state)
+    tile_end, tile_depth, tile_last, phases = to_end, to_depth, to_last, to_phases
+    owns, others, bundles = to_own, to_other, to_bundle
     if which > 0:
-        tile_end, owns, others = out_end, out_own, out_other
-        bundles, phases = out_bundle, out_phases
+        tile_end, tile_depth, tile_last, phases = out_end, out_depth, out_last, out_phases
+        owns, others, bundles = out_own, out_other, out_bundle
     back = (which > 0).to(tl.int32)
     if which < 2:
         _pass(
-            weights + width, values, scale, distance, count, left, states, size, width,
-            tile_end, owns, others, bundles, phases, back, True, LANES, INPUTS,
+            weights + width, values, scale, distance, count, left, depth, lowest, states, size,
+            width, tile_end, tile_depth, tile_last, owns, others, bundles, phases,
+            back, True, LANES, INPUTS,
         )  # fmt: skip
     else:
         _pass(
-            weights, values, scale, distance, count, left, states, size, width,
-            tile_end, owns, others, bundles, phases, back, False, LANES, INPUTS,
+            weights, values, scale, distance, count, left, depth, lowest, states, size,
+            width, tile_end, tile_depth, tile_last, owns, others, bundles, phases,
+            back, False, LANES, INPUTS,
         )  # fmt: skip
 
 
@@ -307,7 +319,8 @@ class LatticeWork:
         self.tops = torch.empty(count, **floats)
         self.weights = torch.empty(positions, 2, width, **floats)
         self.best = torch.empty(positions, width, **ints)
-        self.values = torch.empty(self.number, 3, self.length + 1, self.size, **floats)
+        shape = self.number, 3, self.length + 1, self.size
+        self.values = torch.full(shape, NOTHING.value, **floats)
         self.scale = torch.empty(self.number, 2, self.length + 1, **floats)
         self.found = torch.empty(count, **ints)
 
@@ -338,7 +351,7 @@ class LatticeWork:
         tables, tiling = self.tables, self.tables.tiling
         to, out_of = tables.to, tables.out_of
         _passes[(self.number, 3)](
-            self.rows.row, self.weights, tables.distance,
+            self.rows.row, self.weights, tables.distance, tables.depth, tables.lowest,
             *to, len(to.tile_end), *out_of, len(out_of.tile_end), self.values, self.scale,
             self.length, self.states, self.size, self.width,
             LANES=tiling.lanes, INPUTS=tiling.inputs, num_warps=tiling.lanes // 32,
