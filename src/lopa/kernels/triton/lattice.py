@@ -270,7 +270,8 @@ def _statistics(
             paths = tl.zeros([BLOCK], tl.float32)
             for s in range(0, states, AT_ONCE):
                 several = s + tl.arange(0, AT_ONCE)
-                start = tl.load(before + several, mask=several < states, other=NOTHING) - high_a
+                start = tl.load(before + several, mask=several < states, other=NOTHING)
+                start = tl.where(several < states, start - high_a, NOTHING)
                 if tl.max(start, 0) > -80.0:
                     live = (start > -80.0)[:, None] & (lane < classes)[None, :]
                     place_of = following + several[:, None] * classes + lane[None, :]
