@@ -100,11 +100,11 @@ def on_gpu() -> dict[str, Any]:
         return round(statistics.median(times), 1)
 
     tilings = [
-        *(Tiling(lanes=lanes, inputs=n) for lanes in (128, 256, 512, 1024) for n in (4, 8)),
-        *(Tiling(lanes=lanes, inputs=16) for lanes in (256, 512)),
-        *(Tiling(chunk=1024 * k, positions=n) for k in (1, 2, 4) for n in (1, 4, 8)),
-        *(Tiling(chunk=1024 * k, chunk_warps=8) for k in (2, 4)),
-        *(Tiling(states=n, statistics_warps=w) for n in (8, 16, 32) for w in (4, 8)),
+        *(Tiling(lanes=lanes) for lanes in (64, 128, 256, 512, 1024)),
+        *(Tiling(lanes=lanes, inputs=4) for lanes in (128, 256, 512)),
+        *(Tiling(chunk=chunk, chunk_warps=1) for chunk in (256, 512, 1024)),
+        *(Tiling(chunk=chunk, chunk_warps=2) for chunk in (512, 1024, 2048)),
+        *(Tiling(states=n, statistics_warps=w) for n in (4, 8, 16) for w in (2, 4)),
     ]
     device = torch.device("cuda")
     compiler = Compiler(MadeUpVocabulary(), vocab_size=VOCAB, forbidden={MASK})

@@ -40,7 +40,9 @@ def make_tables(automaton: Automaton, device: torch.device, tiling: Tiling) -> T
     members[:, :-1] = transitions.members.T
     partial = len(transitions.bundles)
     source, target, bundle = edges
-    depth = _depths(automaton.start, source, target, states)
+    begin = np.searchsorted(source, np.arange(states + 1))
+    following = [targets.tolist() for targets in np.split(target, begin[1:-1])]
+    depth = _depths(automaton.start, following)
     to_size, to = _nodes(target, source, bundle, depth, partial, tiling)
     out_size, out_of = _nodes(source, target, bundle, depth, partial, tiling)
     distance = np.zeros(max(to_size, out_size))
@@ -54,11 +56,11 @@ def make_tables(automaton: Automaton, device: torch.device, tiling: Tiling) -> T
         following=_int32(automaton.next, device),
         distance=_int32(distance, device),
         depth=_int32(depth, device),
-        lowest=_int32(_lowest(source, target, states), device),
+        lowest=_int32(_lowest(following), device),
         members=torch.from_numpy(members).to(device),
         to=Nodes(*(_int32(part, device) for part in to)),
         out_of=Nodes(*(_int32(part, device) for part in out_of)),
-        begin=_int32(np.searchsorted(source, np.arange(states + 1)), device),
+        begin=_int32(begin, device),
         target=_int32(target, device),
         bundle=_int32(bundle, device),
     )
@@ -123,25 +125,25 @@ def _chunks(sizes: Sequence[int], most: int, device: torch.device) -> Chunks:
     return Chunks(len(begin) - 1, _int32(begin, device), _int32(first, device))
 
 
-def _depths(start: int, source: IntArray, target: IntArray, states: int) -> IntArray:
-    """[states] fewest tokens from the start."""
-    depth = np.full(states, states)  # of those that cannot be reached
-    here, steps = np.array([start]), 0
-    while len(here):
-        depth[here] = steps
-        reached = np.unique(target[np.isin(source, here)])
-        here, steps = reached[depth[reached] == states], steps + 1
+def _depths(start: int, following: Sequence[Sequence[int]]) -> IntArray:
+    """[states] fewest tokens from the start; following: [states] the states behind each."""
+    depth = np.full(len(following), len(following))  # of those that cannot be reached
+    depth[start] = 0
+    queue = [start]
+    for state in queue:
+        for to in following[state]:
+            if depth[to] == len(following):
+                depth[to] = depth[state] + 1
+                queue.append(to)
     return depth
 
 
-def _lowest(source: IntArray, target: IntArray, states: int) -> list[int]:
+def _lowest(following: Sequence[Sequence[int]]) -> list[int]:
     """[states] the first of the states that can be reached from it, itself included."""
-    ends = np.searchsorted(source, np.arange(1, states))
-    following = [targets.tolist() for targets in np.split(target, ends)]
-    lowest, changed = list(range(states)), True
+    lowest, changed = list(range(len(following))), True
     while changed:  # most transitions lead to later states, so this is soon done
         changed = False
-        for state in range(states - 1, -1, -1):
+        for state in range(len(following) - 1, -1, -1):
             found = min([lowest[state], *(lowest[to] for to in following[state])])
             changed |= found < lowest[state]
             lowest[state] = found
@@ -161,8 +163,9 @@ def _nodes(
     sums = [0] * states  # of each node: how many partial sums are below one another
     owner = list(range(states))
     degree = np.bincount(own, minlength=states)
+    by_own, last = own.argsort(kind="stable"), np.cumsum(degree)
     for state in np.flatnonzero(degree > tiling.inputs).tolist():
-        which = np.flatnonzero(own == state)
+        which = by_own[last[state] - degree[state] : last[state]]
         inputs = deque(zip(other[which].tolist(), bundle[which].tolist(), strict=True))
         added = []
         while len(inputs) > tiling.inputs:
@@ -192,14 +195,19 @@ def _nodes(
     tiles = int(ends[-1])
     owns = np.full(tiles * lanes, -1)
     owns[place] = np.arange(size)
-    least, last = np.full(tiles, states), np.zeros(tiles, np.int64)
-    np.minimum.at(least, place // lanes, depth[owners])
-    np.maximum.at(last, place // lanes, owners)
+    # By phase: its first tile with a state or later ones, the end of those of up to a depth
+    begin = np.zeros((len(ends), states), np.int64)
+    end = np.zeros((len(ends), int(depth.max()) + 1), np.int64)
+    for level, first in enumerate(begins // lanes):
+        nodes = order[phase[order] == level]
+        begin[level] = first + np.searchsorted(owners[nodes], np.arange(states)) // lanes
+        np.maximum.at(end[level], depth[owners[nodes]], place[nodes] // lanes + 1)
+    end = np.maximum.accumulate(end, axis=1)
     others = np.zeros((tiles, tiling.inputs, lanes), np.int64)
     bundles = np.full(others.shape, -1)
     at = place[own] // lanes, rank, place[own] % lanes
     others[at], bundles[at] = other, bundle
-    return size, [ends, least, last, owns.reshape(tiles, lanes), others, bundles]
+    return size, [begin, end, owns.reshape(tiles, lanes), others, bundles]
 
 
 def _sums_below(inputs: Iterable[tuple[int, int]], sums: list[int], partial: int) -> int:

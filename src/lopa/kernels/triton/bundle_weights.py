@@ -25,7 +25,7 @@ LEAST = tl.constexpr(-87.0)  # a logit counts as at most so much less than the l
 # Arguments whose every value would otherwise be another kernel to compile
 SIZES = [
     "count", "classes", "columns", "length", "narrow_tiles", "wide_classes",
-    "wide_bundles", "width", "size", "states", "at", "to_phases", "out_phases",
+    "wide_bundles", "width", "size", "states", "depths", "at", "to_phases", "out_phases",
 ]  # fmt: skip
 
 
@@ -226,14 +226,23 @@ def _bundle_weights(
     tops,  # [N] fp32: the largest mass of a class; not a number where a logit is not
     weights,  # [R, L, 2, width] fp32: a bundle's best key, and its mass relative to the largest
     best,  # [R, L, width] int32: the bundle's token with that key
-    length, classes, columns, width, wide_classes, narrow_tiles, wide_bundles,
+    values,  # [R, 3, L + 1, size] fp32, of the passes: they begin with nothing
+    length, classes, columns, width, size, wide_classes, narrow_tiles, wide_bundles,
     CLASSES: tl.constexpr, GROUPS: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """A program a position. The last bundle is no class's and weighs nothing: of partial sums."""
     at = tl.program_id(0).to(tl.int64)
     row = at // length
-    if at - row * length >= tl.load(rows + row * 3):
+    i = at - row * length
+    if i >= tl.load(rows + row * 3):
         return
+    values += (row * 3 * (length + 1) + i) * size
+    begin = tl.where(i == 0, 0, size)  # the first position's, and those behind this one
+    for first in range(0, 2 * size, WIDE):
+        lane = first + tl.arange(0, WIDE)
+        for part in tl.static_range(3):
+            place = values + part * (length + 1) * size + lane
+            tl.store(place, NOTHING, mask=(lane >= begin) & (lane < 2 * size))
     slot = tl.load(slots + at)
     weights += at * 2 * width
     best += at * width
@@ -251,8 +260,8 @@ def _bundle_weights(
     tokens += slot.to(tl.int64) * columns
     for group in range(wide_classes):
         target = tl.load(wide_class + group)
-        begin, end = tl.load(chunk_first + group), tl.load(chunk_first + group + 1)
-        _join_chunks(scores, tokens, columns, classes, target, begin, end, WIDE)
+        chunk, last = tl.load(chunk_first + group), tl.load(chunk_first + group + 1)
+        _join_chunks(scores, tokens, columns, classes, target, chunk, last, WIDE)
     tl.debug_barrier()
     masses = scores + 2 * columns
     lane = tl.arange(0, CLASSES)
@@ -267,9 +276,9 @@ def _bundle_weights(
         )  # fmt: skip
     for group in range(wide_bundles):
         target = tl.load(wide_bundle + group)
-        begin, end = tl.load(wide_begin + group), tl.load(wide_begin + group + 1)
+        member, last = tl.load(wide_begin + group), tl.load(wide_begin + group + 1)
         _weigh_wide(
-            wide_members, begin, end, scores, masses, tokens, top,
+            wide_members, member, last, scores, masses, tokens, top,
             weights + target, best + target, width, WIDE,
         )  # fmt: skip
     tl.store(weights + width - 1, 0.0)

@@ -38,23 +38,24 @@ ONWARD = 32  # transitions of a state that the walk reads at once
 
 class Tiling(NamedTuple):
     # Of the passes; a lane a thread
-    lanes: int = 1024  # nodes a tile
+    lanes: int = 256  # nodes a tile
     inputs: int = 8  # of a node at most
     # Of the classes' scores
     chunk: int = 2048  # tokens of a wide class that a program reads at once
     positions: int = 4  # a program's: it reads which tokens these are once for all
     chunk_warps: int = 4
     # Of the statistics
-    states: int = 16  # whose ways on are read at once
+    states: int = 8  # whose ways on are read at once
     statistics_warps: int = 4
 
 
 class Nodes(NamedTuple):
     """States, and partial sums behind them, in tiles: int32, on the device."""
 
-    tile_end: Tensor  # [phases] a phase's nodes have inputs of earlier phases alone
-    depth: Tensor  # [tiles] the least depth of its states, or of those that its sums are of
-    last: Tensor  # [tiles] the last of these states
+    # A phase's nodes have inputs of earlier phases alone. A node's state is itself, or what it is a
+    # partial sum of.
+    begin: Tensor  # [phases, states] its first tile with nodes of this state or of later ones
+    end: Tensor  # [phases, depths] end of its tiles with nodes of states of at most this depth
     own: Tensor  # [tiles, lanes]; -1: none
     other: Tensor  # [tiles, inputs, lanes] where an input comes from
     bundle: Tensor  # [the same]; -1: none
@@ -93,7 +94,7 @@ def _pass(
     values,  # [L + 1, size] the result
     scale,  # [L + 1] the largest value at each position
     distance, count, left, depth, lowest, states, size, width,
-    tile_end, tile_depth, tile_last, owns, others, bundles, phases,
+    begins, ends, owns, others, bundles, phases, depths,
     back,  # 1: from right to left; 0: from left to right
     SUM: tl.constexpr,  # of exp, in logarithms; else the largest
     LANES: tl.constexpr, INPUTS: tl.constexpr,
@@ -108,50 +109,48 @@ def _pass(
             tl.store(scale + here, most)
         step = weights + i * 2 * width
         top = tl.full([LANES], NOTHING, tl.float32)
-        begin = 0
+        reached = tl.minimum(depth + there, depths - 1)
         for phase in range(phases):
+            begin = tl.load(begins + phase * states + lowest)
+            end = tl.load(ends + phase * depths + reached)
             tl.debug_barrier()  # what is read was written by other threads
-            end = tl.load(tile_end + phase)
             for tile in range(begin, end):
-                is_reached = tl.load(tile_depth + tile) <= depth + there
-                if is_reached & (tl.load(tile_last + tile) >= lowest):
-                    high = tl.full([LANES], NOTHING, tl.float32)
+                inputs = ()
+                high = tl.full([LANES], NOTHING, tl.float32)
+                for k in tl.static_range(INPUTS):
+                    at = (tile * INPUTS + k) * LANES + lanes
+                    bundle = tl.load(bundles + at)
+                    source = here * size + tl.load(others + at)
+                    x = tl.load(values + source, mask=bundle >= 0, other=NOTHING)
+                    x += tl.load(step + bundle, mask=bundle >= 0, other=NOTHING)
+                    high = tl.maximum(high, x)
+                    inputs = inputs + (x,)  # noqa: RUF005 (which Triton cannot compile)
+                own = tl.load(owns + tile * LANES + lanes)
+                far = tl.load(distance + own, mask=own >= 0, other=0x7FFFFFF)
+                fits = (far <= budget) & (high > 0.5 * NOTHING)
+                if SUM:
                     total = tl.zeros([LANES], tl.float32)
                     for k in tl.static_range(INPUTS):
-                        at = (tile * INPUTS + k) * LANES + lanes
-                        bundle = tl.load(bundles + at)
-                        source = here * size + tl.load(others + at)
-                        x = tl.load(values + source, mask=bundle >= 0, other=NOTHING)
-                        x += tl.load(step + bundle, mask=bundle >= 0, other=NOTHING)
-                        x = tl.maximum(x, NOTHING)
-                        if SUM:
-                            change = tl.exp(-tl.abs(x - high))
-                            total = tl.where(x > high, total * change + 1.0, total + change)
-                        high = tl.maximum(high, x)
-                    own = tl.load(owns + tile * LANES + lanes)
-                    far = tl.load(distance + own, mask=own >= 0, other=0x7FFFFFF)
-                    fits = (far <= budget) & (high > 0.5 * NOTHING)
-                    if SUM:
-                        high += tl.log(tl.maximum(total, 1e-30))
-                    is_state = own < states
-                    value = tl.where(fits, high - tl.where(is_state, most, 0.0), NOTHING)
-                    to = tl.where(is_state, there, here) * size + own
-                    tl.store(values + to, value, mask=own >= 0)
-                    top = tl.maximum(top, tl.where(is_state, value, NOTHING))
-            begin = end
+                        total += tl.exp(inputs[k] - high)
+                    high += tl.log(tl.maximum(total, 1e-30))
+                is_state = own < states
+                value = tl.where(fits, high - tl.where(is_state, most, 0.0), NOTHING)
+                to = tl.where(is_state, there, here) * size + own
+                tl.store(values + to, value, mask=own >= 0)
+                top = tl.maximum(top, tl.where(is_state, value, NOTHING))
         most = tl.max(top, 0)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def _passes(
-    rows, weights, distance, depths, lowests,
-    to_end, to_depth, to_last, to_own, to_other, to_bundle, to_phases,
-    out_end, out_depth, out_last, out_own, out_other, out_bundle, out_phases,
+    rows, weights, distance, depth_of, lowest_of,
+    to_begin, to_end, to_own, to_other, to_bundle, to_phases,
+    out_begin, out_end, out_own, out_other, out_bundle, out_phases,
     # [R, 3, L + 1, size]: log sums over the paths to a state, log sums over those from it on, and
     # the best sum of keys from it on; nothing where it cannot be reached
     values,
     scale,  # [R, 2, L + 1] the largest of the first and the second at each position
-    length, states, size, width,
+    length, states, depths, size, width,
     LANES: tl.constexpr, INPUTS: tl.constexpr,
 ):  # fmt: skip
     row, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -168,23 +167,23 @@ def _passes(
             far = tl.load(distance + every, mask=every < states, other=0x7FFFFFF)
             last = tl.where(far <= tl.maximum(left - count, 0), 0.0, NOTHING)
             tl.store(values + count * size + every, last, mask=every < states)
-    depth, lowest = tl.load(depths + state), tl.load(lowests + state)
-    tile_end, tile_depth, tile_last, phases = to_end, to_depth, to_last, to_phases
+    depth, lowest = tl.load(depth_of + state), tl.load(lowest_of + state)
+    begins, ends, phases = to_begin, to_end, to_phases
     owns, others, bundles = to_own, to_other, to_bundle
     if which > 0:
-        tile_end, tile_depth, tile_last, phases = out_end, out_depth, out_last, out_phases
+        begins, ends, phases = out_begin, out_end, out_phases
         owns, others, bundles = out_own, out_other, out_bundle
     back = (which > 0).to(tl.int32)
     if which < 2:
         _pass(
             weights + width, values, scale, distance, count, left, depth, lowest, states, size,
-            width, tile_end, tile_depth, tile_last, owns, others, bundles, phases,
+            width, begins, ends, owns, others, bundles, phases, depths,
             back, True, LANES, INPUTS,
         )  # fmt: skip
     else:
         _pass(
             weights, values, scale, distance, count, left, depth, lowest, states, size,
-            width, tile_end, tile_depth, tile_last, owns, others, bundles, phases,
+            width, begins, ends, owns, others, bundles, phases, depths,
             back, False, LANES, INPUTS,
         )  # fmt: skip
 
@@ -291,6 +290,12 @@ def _statistics(
     tl.store(out + 2 * count + at + n, confidence.to(tl.int32, bitcast=True))
 
 
+def _pieces(sizes: list[int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """Of one allocation, which takes the host less than several, at addresses that 16 divides."""
+    padded = [-(-size // 32) * 32 for size in sizes]
+    return torch.empty(sum(padded), dtype=dtype, device=device).split(padded)
+
+
 class LatticeWork:
     """The kernels of a call, one after the other."""
 
@@ -313,17 +318,21 @@ class LatticeWork:
         # Few sizes, so that few kernels are compiled
         self.wide_classes = max(512, triton.next_power_of_2(self.classes))
         count, (positions, width) = len(logits), (rows.slot.numel(), self.width)
-        floats = {"dtype": torch.float32, "device": logits.device}
-        ints = {"dtype": torch.int32, "device": logits.device}
-        self.scores = torch.empty(count, 4, self.columns, **floats)
-        self.tokens = torch.empty(count, self.columns, **ints)
-        self.tops = torch.empty(count, **floats)
-        self.weights = torch.empty(positions, 2, width, **floats)
-        self.best = torch.empty(positions, width, **ints)
-        shape = self.number, 3, self.length + 1, self.size
-        self.values = torch.full(shape, NOTHING.value, **floats)
-        self.scale = torch.empty(self.number, 2, self.length + 1, **floats)
-        self.found = torch.empty(count, **ints)
+        ends = self.number * (self.length + 1)
+        self.scores, self.tops, self.weights, self.values, self.scale = _pieces(
+            [
+                count * 4 * self.columns,
+                count,
+                positions * 2 * width,
+                ends * 3 * self.size,
+                ends * 2,
+            ],
+            torch.float32,
+            logits.device,
+        )
+        self.tokens, self.best, self.found = _pieces(
+            [count * self.columns, positions * width, count], torch.int32, logits.device
+        )
 
     def score_classes(self) -> None:
         of, chunks, tiling = self.tables.classes, self.tables.chunks, self.tables.tiling
@@ -342,8 +351,8 @@ class LatticeWork:
             *self.rows, self.scores, self.tokens, tables.members,
             tables.classes.wide, tables.chunks.first,
             of.narrow, of.narrow_members, of.wide, of.wide_begin, of.wide_members,
-            self.tops, self.weights, self.best,
-            self.length, self.classes, self.columns, self.width,
+            self.tops, self.weights, self.best, self.values,
+            self.length, self.classes, self.columns, self.width, self.size,
             len(tables.classes.wide_begin) - 1, len(of.narrow) // GROUPS, len(of.wide_begin) - 1,
             CLASSES=self.wide_classes, GROUPS=GROUPS, NARROW=NARROW, WIDE=WIDE,
         )  # fmt: skip
@@ -353,8 +362,8 @@ class LatticeWork:
         to, out_of = tables.to, tables.out_of
         _passes[(self.number, 3)](
             self.rows.row, self.weights, tables.distance, tables.depth, tables.lowest,
-            *to, len(to.tile_end), *out_of, len(out_of.tile_end), self.values, self.scale,
-            self.length, self.states, self.size, self.width,
+            *to, len(to.end), *out_of, len(out_of.end), self.values, self.scale,
+            self.length, self.states, to.end.shape[1], self.size, self.width,
             LANES=tiling.lanes, INPUTS=tiling.inputs, num_warps=tiling.lanes // 32,
         )  # fmt: skip
 
