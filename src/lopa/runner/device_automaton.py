@@ -56,7 +56,7 @@ def make_tables(automaton: Automaton, device: torch.device, tiling: Tiling) -> T
         following=_int32(automaton.next, device),
         distance=_int32(distance, device),
         depth=_int32(depth, device),
-        lowest=_int32(_lowest(following), device),
+        lowest=_int32(_lowest(source, target, states), device),
         members=torch.from_numpy(members).to(device),
         to=Nodes(*(_int32(part, device) for part in to)),
         out_of=Nodes(*(_int32(part, device) for part in out_of)),
@@ -138,15 +138,14 @@ def _depths(start: int, following: Sequence[Sequence[int]]) -> IntArray:
     return depth
 
 
-def _lowest(following: Sequence[Sequence[int]]) -> list[int]:
-    """[states] the first of the states that can be reached from it, itself included."""
-    lowest, changed = list(range(len(following))), True
-    while changed:  # most transitions lead to later states, so this is soon done
-        changed = False
-        for state in range(len(following) - 1, -1, -1):
-            found = min([lowest[state], *(lowest[to] for to in following[state])])
-            changed |= found < lowest[state]
-            lowest[state] = found
+def _lowest(source: IntArray, target: IntArray, states: int) -> IntArray:
+    """[states] a state before which there is none that can be reached from it."""
+    back = np.arange(states)
+    np.minimum.at(back, source, target)
+    back = np.minimum.accumulate(back[::-1])[::-1]  # the first that it or a later one leads to
+    lowest = back
+    while (back[lowest] < lowest).any():
+        lowest = back[lowest]
     return lowest
 
 

@@ -72,7 +72,7 @@ class Tables(NamedTuple):
     following: Tensor  # [states, classes] int32
     distance: Tensor  # [size] int32: of states; 0: of partial sums
     depth: Tensor  # [states] int32: fewest tokens from the start
-    lowest: Tensor  # [states] int32: the first of the states that can be reached from it
+    lowest: Tensor  # [states] int32: before it there is no state that can be reached from this one
     members: Tensor  # [classes, bundles + 1] int8: whether a bundle has a class; the last has all
     to: Nodes  # inputs: transitions that lead to a state
     out_of: Nodes  # and those that come from it
