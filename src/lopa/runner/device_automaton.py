@@ -74,9 +74,9 @@ def lattice_rows(plans: Sequence[Plan], mask_id: int, device: torch.device) -> L
     for plan in plans:
         constraint = plan.constraint
         assert constraint is not None
-        number = plan.wanted.cumsum().reshape(plan.wanted.shape) + (end - 1)
-        number[~plan.wanted] = -1
-        end += int(plan.wanted.sum())
+        number = plan.wanted.cumsum()
+        begin, end = end, end + int(number[-1])
+        number = np.where(plan.wanted, number.reshape(plan.wanted.shape) + (begin - 1), -1)
         first = constraint.start - plan.start
         for which, classes in row_groups(plan, mask_id):
             here = number[which, first : first + classes.shape[1]]
@@ -85,15 +85,14 @@ def lattice_rows(plans: Sequence[Plan], mask_id: int, device: torch.device) -> L
             about += [(classes.shape[1], constraint.state, left)] * len(which)
     if not slots:
         slots, about = [np.full((1, 1), -1)], [(0, 0, 0)]
-    length = -(-max(of_plan.shape[1] for of_plan in slots) // 32) * 32
-    rows = len(about)
+    rows, length = len(about), -(-max(of_plan.shape[1] for of_plan in slots) // 32) * 32
     both = np.full(rows * (length + 3), -1, np.int32)  # in one copy to the device
     slot = both[: rows * length].reshape(rows, length)
-    both[rows * length :] = np.array(about).reshape(-1)
-    begin = 0
+    both[rows * length :] = [number for of_row in about for number in of_row]
+    row = 0
     for of_plan in slots:
-        slot[begin : begin + len(of_plan), : of_plan.shape[1]] = of_plan
-        begin += len(of_plan)
+        slot[row : row + len(of_plan), : of_plan.shape[1]] = of_plan
+        row += len(of_plan)
     on_device = _int32(both, device)
     return LatticeRows(
         on_device[: rows * length].view(rows, length), on_device[rows * length :].view(rows, 3)
