@@ -1,4 +1,4 @@
-"""Tables of mixtures of experts and of long prompts on a GPU, from what `measurements/gpu.sh` wrote."""
+"""Tables of experts and of long prompts on a GPU, from what `measurements/gpu.sh` wrote."""
 
 from __future__ import annotations
 
