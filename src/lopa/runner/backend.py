@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import torch
 
 from lopa.errors import DeviceError
+from lopa.kernels.compilation import Progress
 from lopa.models.config import ModelConfig
 from lopa.models.transformer import Transformer
 from lopa.runner.attention import reference_batch, sdpa_batch
@@ -36,13 +37,15 @@ def choose_backend(name: str, config: ModelConfig, device: torch.device) -> Make
     return TritonBackend
 
 
-def prepare(model: Transformer, backend: MakeBackend, memory: int) -> None:
+def prepare(
+    model: Transformer, backend: MakeBackend, memory: int, compiling: Progress | None = None
+) -> None:
     """Compress weights for a backend that reads them so, if `memory` (bytes) suffices."""
     made = backend.func if isinstance(backend, partial) else backend
     if made is not TorchBackend:
         from lopa.kernels.compressed_linear import compress_linears
 
-        compress_linears(model, memory)
+        compress_linears(model, memory, compiling)
 
 
 def _no_triton(config: ModelConfig, device: torch.device) -> str | None:

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from lopa.config import DecodeConfig
+from lopa.kernels import compilation
+from lopa.kernels.compilation import Compiled
 from lopa.kernels.fast_linear import input_dtype, linear, logits, swiglu
 from lopa.kernels.fast_mixture import experts_dtype, mixture
 from lopa.kernels.scaled import Scaled
@@ -27,7 +29,7 @@ from lopa.kernels.triton import pointwise
 from lopa.kernels.triton.attention import attend
 from lopa.kernels.triton.confidence import confidence
 from lopa.kernels.triton.kv_write import PendingKVWrites, Staged, gather, write_kv
-from lopa.kernels.triton.lattice import fill_lattice
+from lopa.kernels.triton.lattice import LatticeRows, fill_lattice
 from lopa.kernels.triton.pointwise import Weighted
 from lopa.models.mixture import Mixture
 from lopa.models.transformer import Layer, RMSNorm, Transformer, rope
@@ -42,6 +44,8 @@ from lopa.runner.kv_cache import PAGE, KVCache, pages_for
 from lopa.types import Automaton, IntArray, Plan
 
 _SLOTS = 256  # at first; doubled when more are open, which drops all graphs
+_USUAL_TOKENS = 1024  # of the batches whose kernels are compiled ahead
+_ALIKE = 2  # layers of a kind that a trial run has: the norm between them is one of its kernels
 
 
 @dataclass(slots=True)
@@ -238,18 +242,77 @@ class TritonBackend(TorchBackend):
 
     # -- sizes --------------------------------------------------------------------------------
 
-    def warm_up(self, tokens: int) -> None:
+    def warm_up(self, tokens: int, progress: compilation.Progress | None = None) -> int:
         """Capture the graphs of batches of up to so many tokens in 16 rows, without sampling."""
         lane = self._lanes[0]
         if lane.graphs is None:
-            return
+            return 0
         self.flush()
         self._ensure_staging(lane, graph_inputs.round_up(tokens))
         layers, heads = common_sizes(tokens, self._group)
-        for sizes in layers:
+        number = len(layers) + len(heads)
+        show = progress or _show_nothing
+        for done, sizes in enumerate(layers):
+            show(done, number)
             lane.graphs.layer_graph(sizes, partial(self._write_and_run_layers, lane))
-        for head in heads:
+        for done, head in enumerate(heads, len(layers)):
+            show(done, number)
             lane.graphs.head_graph(head, partial(self._run_head, lane))
+        show(number, number)
+        return number
+
+    def compile_kernels(
+        self,
+        progress: compilation.Progress | None = None,
+        *,
+        tokens: int = 0,
+        sampling: bool = False,
+        automaton: Automaton | None = None,
+    ) -> list[Compiled]:
+        if self.device.type != "cuda":
+            return []
+        with compilation.noted() as jobs:
+            self.note_kernels(tokens, sampling, automaton)
+        return compilation.compile_all(jobs, self.device, progress)
+
+    @torch.inference_mode()
+    def note_kernels(self, tokens: int, sampling: bool, automaton: Automaton | None) -> None:
+        """Launch what `compile_kernels` says; the kernels are noted, and not run."""
+        lane, config = self._lanes[0], self.model.config
+        layers, heads = common_sizes(_USUAL_TOKENS, self._group)
+        more = [1 << n for n in range(_USUAL_TOKENS.bit_length(), tokens.bit_length())]
+        for sizes in [*layers, *(graph_inputs.round_layers(n, 1, self._group) for n in more)]:
+            buffer = graph_inputs.layer_buffer(sizes).to(self.device)
+            inputs = graph_inputs.split_layers(buffer, sizes)
+            self._write_kv(lane, graph_inputs.pending_writes(inputs))
+            shape = 2, sizes.tokens, config.kv_heads, config.head_dim
+            keys, values = torch.empty(shape, dtype=self.dtype, device=self.device)
+            stage = partial(_same, (keys, values))
+            for _ in self._fused_layers(inputs, stage, self._some_layers()):
+                pass
+        if sampling:
+            heads.append(heads[-1]._replace(sampling=True))
+        for head in heads:
+            buffer = graph_inputs.head_buffer(head).to(self.device)
+            inputs_of_head = graph_inputs.split_head(buffer, head)
+            self._run_head(lane, inputs_of_head, head)
+            if automaton is not None and head.wanted == heads[-1].wanted:
+                self._note_lattice(inputs_of_head, head, automaton)
+
+    def _note_lattice(
+        self, inputs: HeadInputs[Tensor], sizes: HeadSizes, automaton: Automaton
+    ) -> None:
+        found = self.carry.new_empty(sizes.wanted, self.model.config.vocab_size)
+        zeros = self.table.new_zeros
+        rows = LatticeRows(zeros(1, 32), zeros(1, 3), zeros(sizes.wanted, 2))
+        given = found, inputs.settings, inputs.temperature
+        tables = tables_of(automaton, self.device)
+        fill_lattice(*given, tables, rows, zeros(3, sizes.wanted), 0, sampling=sizes.sampling)
+
+    def _some_layers(self) -> list[int]:
+        """Of each kind of layer the first few, for a trial run."""
+        kinds = [type(layer.feed_forward) for layer in self.model.layers]
+        return [i for i, kind in enumerate(kinds) if kinds[:i].count(kind) < _ALIKE]
 
     @torch.inference_mode()
     def _ensure_staging(self, lane: _Lane, tokens: int) -> None:
@@ -345,11 +408,14 @@ class TritonBackend(TorchBackend):
         yield next(stream)
 
     def _fused_layers(
-        self, inputs: LayerInputs[Tensor], stage: Callable[[int], tuple[Tensor, Tensor]]
+        self,
+        inputs: LayerInputs[Tensor],
+        stage: Callable[[int], tuple[Tensor, Tensor]],
+        only: Sequence[int] | None = None,
     ) -> Iterator[Tensor]:
         """The residual stream after each layer, then the normed hidden states.
 
-        stage: where the keys and values of a layer go.
+        stage: where the keys and values of a layer go. only: these layers.
         """
         config = self.model.config
         count, heads, dim = len(inputs.tokens), config.heads, config.head_dim
@@ -357,11 +423,13 @@ class TritonBackend(TorchBackend):
         cos, sin = self._cos[inputs.positions], self._sin[inputs.positions]
         x = self.model.embedding(inputs.tokens)
         layers: list[Layer] = list(self.model.layers)  # type: ignore[arg-type]
+        indices = range(len(layers)) if only is None else only
         # Each norm and the layer that reads it
-        norms = [(layer.attention_norm, layer.attention.qkv) for layer in layers]
+        norms = [(layers[i].attention_norm, layers[i].attention.qkv) for i in indices]
         h = _norm(x, None, *norms[0])
         out: Tensor | Weighted
-        for index, layer in enumerate(layers):
+        for number, index in enumerate(indices, 1):
+            layer = layers[index]
             attention, feed_forward = layer.attention, layer.feed_forward
             qkv = linear(attention.qkv, h)
             keys, values = stage(index)
@@ -379,8 +447,8 @@ class TritonBackend(TorchBackend):
             else:
                 h = _norm(x, out, layer.feed_forward_norm, feed_forward.gate_up)
                 out = linear(feed_forward.down, swiglu(feed_forward, h))
-            is_last = index + 1 == len(layers)
-            h = _norm(x, out, *((self.model.norm, None) if is_last else norms[index + 1]))
+            is_last = number == len(norms)
+            h = _norm(x, out, *((self.model.norm, None) if is_last else norms[number]))
             yield x
         assert isinstance(h, Tensor)
         yield h
@@ -389,6 +457,13 @@ class TritonBackend(TorchBackend):
 def _automaton(of_plan: tuple[Plan, int]) -> Automaton | None:
     constraint = of_plan[0].constraint
     return None if constraint is None else constraint.automaton
+
+
+def _show_nothing(done: int, number: int) -> None: ...
+
+
+def _same(both: tuple[Tensor, Tensor], layer: int) -> tuple[Tensor, Tensor]:
+    return both
 
 
 def _drop_graphs(lane: _Lane) -> None:
