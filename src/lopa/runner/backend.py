@@ -23,7 +23,7 @@ _WIDTH = 16  # bytes, which rows of weights are copied by
 
 def choose_backend(name: str, config: ModelConfig, device: torch.device) -> MakeBackend:
     """`auto` is `triton` where it runs, else `sdpa`."""
-    reason = _no_triton(config, device)
+    reason = why_not_triton(config, device)
     if name == "reference":
         return partial(TorchBackend, attention=reference_batch)
     if name == "sdpa" or (name == "auto" and reason is not None):
@@ -48,7 +48,8 @@ def prepare(
         compress_linears(model, memory, compiling)
 
 
-def _no_triton(config: ModelConfig, device: torch.device) -> str | None:
+def why_not_triton(config: ModelConfig, device: torch.device) -> str | None:
+    """What the backend triton lacks here; None: nothing."""
     if device.type != "cuda":
         return f"needs a CUDA device, and this one is {device}"
     if find_spec("triton") is None:
