@@ -498,7 +498,8 @@ class LLM(BaseLLM):
         compile_all = partial(
             self.runner.backend.compile_kernels,
             progress,
-            tokens=TOKEN_BUDGET,
+            # Rounds of more tokens have kernels of their own only where there are experts.
+            tokens=TOKEN_BUDGET if self.config.mixture is not None else 0,
             sampling=True,
             automaton=automaton,
         )
