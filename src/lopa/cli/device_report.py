@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from lopa.decoding.round_cost import RoundCost
 
 _FP8 = (8, 9)  # compute capability from which there is fp8
+_USUAL = "dummy:dream-7b"  # the shape of a usual model, for which there are kernels
 _SURE = 0.6  # probability of a lookahead token, for the choice of branches
 # Milliseconds of rounds of a 7B model on an H200, in bf16 and in fp8, by tokens:
 # measurements/h200/rounds_bf16.json and rounds_fp8.json
 H200_ROUNDS = {64: (3.93, 3.67), 512: (12.00, 7.89)}
 
 
-def device_report(device: torch.device, model: str) -> dict[str, Any]:
-    """model: the one that is used by default."""
+def device_report(device: torch.device) -> dict[str, Any]:
     import torch
 
     from lopa.engine import kept_cost
     from lopa.models import checkpoint
     from lopa.runner.backend import why_not_triton
 
-    reason = why_not_triton(checkpoint.model_config(model), device)
+    reason = why_not_triton(checkpoint.model_config(_USUAL), device)
     found: dict[str, Any] = {
         "backend": "triton" if reason is None else "sdpa",
         "kernels": f"torch's own: the backend triton {reason}",

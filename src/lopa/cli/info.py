@@ -220,7 +220,7 @@ def _device(name: str) -> dict[str, Any]:
     import torch
 
     device = torch.device(name)
-    found = device_report(device, default_model())
+    found = device_report(device)
     if found["backend"] == "triton":
         try_a_kernel(device)
     return found
