@@ -31,7 +31,6 @@ def warmup(
     clock = _Clock()
     llm = load(model)
     clock.note("load")
-    on_gpu = llm.device.type == "cuda"
     with closing(CompileBar(stderr_console())) as compiling:
         kernels = llm.compile_kernels(compiling.show)
     clock.note("compile")
@@ -45,7 +44,7 @@ def warmup(
         graphs = llm.capture_graphs(tokens, show) if tokens else 0
     clock.note("graphs")
     kept = {"round_cost": str(cache_folder("round_cost"))}
-    if on_gpu:
+    if kernels:
         from lopa.kernels.compilation import triton_folder
         from lopa.kernels.hopper.binary_cache import binary_folder
 

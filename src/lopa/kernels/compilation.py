@@ -27,6 +27,7 @@ Progress = Callable[[int, int], None]  # kernels compiled, and in all
 _log = logging.getLogger(__name__)
 _LOGGED_SECONDS = 1.0  # what took less is not worth a line
 _noting = threading.local()  # .jobs: what this thread notes
+_temporary: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends
 _patching = threading.Lock()  # one thread at a time notes
 
 
@@ -51,6 +52,7 @@ def noted() -> Iterator[Jobs]:
     from triton import knobs
     from triton.runtime.jit import JITFunction
 
+    ensure_triton_folder()
     jobs: Jobs = {}
     with _patching:
         hook, run = knobs.runtime.jit_cache_hook, JITFunction.run
@@ -91,7 +93,6 @@ def compile_all(
     """The longest source first. One that fails is left to its first launch, which says why."""
     if not jobs:
         return []
-    ensure_triton_folder()
     began = time.perf_counter()
     ordered = sorted(jobs.values(), key=lambda job: -job.size)
     pool = ThreadPoolExecutor(min(len(ordered), _cpus()), thread_name_prefix="compile")
@@ -132,7 +133,8 @@ def ensure_triton_folder() -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        knobs.cache.dir = tempfile.mkdtemp(prefix="lopa-triton-")
+        _temporary.append(tempfile.TemporaryDirectory(prefix="lopa-triton-"))
+        knobs.cache.dir = _temporary[-1].name
         warnings.warn(
             f"compiled kernels cannot be kept in {folder} ({error.strerror}): every run compiles "
             "them anew, unless TRITON_CACHE_DIR names a folder that can be written",
