@@ -56,7 +56,7 @@ def test_kernels_and_graphs(run: Run, kept: Path, monkeypatch: pytest.MonkeyPatc
     asked: list[Any] = []
 
     def compile_kernels(self: object, progress: Any, **more: Any) -> list[Compiled]:
-        asked.append((more["sampling"], more["automaton"] is not None))
+        asked.append((more["sampling"], more["fitting"]))
         return [Compiled("_attend", 2.5), Compiled("_sums", 1.5, "OutOfResources: shared memory")]
 
     backend = "lopa.runner.backend_torch.TorchBackend"

@@ -70,7 +70,7 @@ def noted(name: str, dtype: torch.dtype, quantize: Any) -> tuple[compilation.Job
     compiler = Compiler(tokenizer, vocab_size=config.vocab_size, forbidden={config.mask_id})
     automaton = compiler.compile_for(DecodeConfig(regex="[0-9]+"), config.eos_ids)
     with compilation.noted() as ahead:
-        backend.note_kernels(8192 if config.mixture else 0, True, automaton)
+        backend.note_kernels(8192 if config.mixture else 0, sampling=True, fitting=True)
     assert automaton is not None
     constraint = Constraint(automaton, automaton.start, 64, 128, 1000)
     hot = DecodeConfig(temperature=0.7)

@@ -42,7 +42,6 @@ from lopa.runner.paged import Reuse
 from lopa.runner.raw_logits import raw_logits
 from lopa.types import Automaton, Gap
 
-_SMALL_REGEX = "[0-9]+"  # one automaton of the usual size, for its kernels
 Configs = DecodeConfig | Sequence[DecodeConfig] | None  # for all prompts, or one each
 
 
@@ -492,16 +491,13 @@ class LLM(BaseLLM):
         On a GPU: for the largest rounds, for sampling, and for answers that have to fit a schema
         or regex of the usual size. They are kept on disk. progress: as `compiling` of `LLM`.
         """
-        automaton = None
-        if self.tokenizer is not None:
-            automaton = self.automaton(self.decode_config(regex=_SMALL_REGEX))
         compile_all = partial(
             self.runner.backend.compile_kernels,
             progress,
             # Rounds of more tokens have kernels of their own only where there are experts.
             tokens=TOKEN_BUDGET if self.config.mixture is not None else 0,
             sampling=True,
-            automaton=automaton,
+            fitting=True,
         )
         return [*self.runner.compiled, *self._lock.run(compile_all)]
 

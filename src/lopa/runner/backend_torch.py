@@ -73,12 +73,12 @@ class TorchBackend:
         *,
         tokens: int = 0,
         sampling: bool = False,
-        automaton: Automaton | None = None,
+        fitting: bool = False,
     ) -> list[Compiled]:
         """Compile the kernels of most batches, several at once; there are none here.
 
         tokens: also of larger ones, up to so many. sampling: also those of a temperature.
-        automaton: also those of answers that have to fit one as large as this.
+        fitting: also those of answers that have to fit an automaton of the usual size.
         """
         return []
 

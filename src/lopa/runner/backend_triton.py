@@ -37,7 +37,7 @@ from lopa.runner import graph_inputs
 from lopa.runner.backend_torch import Found, PendingStats, TorchBackend
 from lopa.runner.batch import Batch
 from lopa.runner.constrained import keep_filled
-from lopa.runner.device_automaton import lattice_rows, tables_of
+from lopa.runner.device_automaton import empty_tables, lattice_rows, tables_of
 from lopa.runner.graph_inputs import HeadInputs, HeadSizes, LayerInputs
 from lopa.runner.graphs import GraphCache, common_sizes
 from lopa.runner.kv_cache import PAGE, KVCache, pages_for
@@ -267,16 +267,16 @@ class TritonBackend(TorchBackend):
         *,
         tokens: int = 0,
         sampling: bool = False,
-        automaton: Automaton | None = None,
+        fitting: bool = False,
     ) -> list[Compiled]:
         if self.device.type != "cuda":
             return []
         with compilation.noted() as jobs:
-            self.note_kernels(tokens, sampling, automaton)
+            self.note_kernels(tokens, sampling=sampling, fitting=fitting)
         return compilation.compile_all(jobs, self.device, progress)
 
     @torch.inference_mode()
-    def note_kernels(self, tokens: int, sampling: bool, automaton: Automaton | None) -> None:
+    def note_kernels(self, tokens: int, *, sampling: bool, fitting: bool) -> None:
         """Launch what `compile_kernels` says; the kernels are noted, and not run."""
         lane, config = self._lanes[0], self.model.config
         layers, heads = common_sizes(_USUAL_TOKENS, self._group)
@@ -296,18 +296,16 @@ class TritonBackend(TorchBackend):
             buffer = graph_inputs.head_buffer(head).to(self.device)
             inputs_of_head = graph_inputs.split_head(buffer, head)
             self._run_head(lane, inputs_of_head, head)
-            if automaton is not None and head.wanted == heads[-1].wanted:
-                self._note_lattice(inputs_of_head, head, automaton)
+            if fitting and head.wanted == heads[-1].wanted:
+                self._note_lattice(inputs_of_head, head)
 
-    def _note_lattice(
-        self, inputs: HeadInputs[Tensor], sizes: HeadSizes, automaton: Automaton
-    ) -> None:
+    def _note_lattice(self, inputs: HeadInputs[Tensor], sizes: HeadSizes) -> None:
         found = self.carry.new_empty(sizes.wanted, self.model.config.vocab_size)
         zeros = self.table.new_zeros
         rows = LatticeRows(zeros(1, 32), zeros(1, 3), zeros(sizes.wanted, 2))
         given = found, inputs.settings, inputs.temperature
-        tables = tables_of(automaton, self.device)
-        fill_lattice(*given, tables, rows, zeros(3, sizes.wanted), 0, sampling=sizes.sampling)
+        out = zeros(3, sizes.wanted)
+        fill_lattice(*given, empty_tables(self.device), rows, out, 0, sampling=sizes.sampling)
 
     def _some_layers(self) -> list[int]:
         """Of each kind of layer the first few, for a trial run."""
