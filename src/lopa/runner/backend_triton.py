@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from lopa.config import DecodeConfig
+from lopa.grammar.token_automaton import FORBIDDEN, TokenAutomaton
 from lopa.kernels import compilation
 from lopa.kernels.compilation import Compiled
 from lopa.kernels.fast_linear import input_dtype, linear, logits, swiglu
@@ -29,19 +30,19 @@ from lopa.kernels.triton import pointwise
 from lopa.kernels.triton.attention import attend
 from lopa.kernels.triton.confidence import confidence
 from lopa.kernels.triton.kv_write import PendingKVWrites, Staged, gather, write_kv
-from lopa.kernels.triton.lattice import LatticeRows, fill_lattice
+from lopa.kernels.triton.lattice import fill_lattice
 from lopa.kernels.triton.pointwise import Weighted
 from lopa.models.mixture import Mixture
 from lopa.models.transformer import Layer, RMSNorm, Transformer, rope
 from lopa.runner import graph_inputs
 from lopa.runner.backend_torch import Found, PendingStats, TorchBackend
-from lopa.runner.batch import Batch
+from lopa.runner.batch import Batch, make_batch
 from lopa.runner.constrained import keep_filled
-from lopa.runner.device_automaton import empty_tables, lattice_rows, tables_of
+from lopa.runner.device_automaton import lattice_rows, tables_of
 from lopa.runner.graph_inputs import HeadInputs, HeadSizes, LayerInputs
 from lopa.runner.graphs import GraphCache, common_sizes
 from lopa.runner.kv_cache import PAGE, KVCache, pages_for
-from lopa.types import Automaton, IntArray, Plan
+from lopa.types import Automaton, Constraint, IntArray, Plan
 
 _SLOTS = 256  # at first; doubled when more are open, which drops all graphs
 _USUAL_TOKENS = 1024  # of the batches whose kernels are compiled ahead
@@ -294,18 +295,31 @@ class TritonBackend(TorchBackend):
             heads.append(heads[-1]._replace(sampling=True))
         for head in heads:
             buffer = graph_inputs.head_buffer(head).to(self.device)
-            inputs_of_head = graph_inputs.split_head(buffer, head)
-            self._run_head(lane, inputs_of_head, head)
-            if fitting and head.wanted == heads[-1].wanted:
-                self._note_lattice(inputs_of_head, head)
+            self._run_head(lane, graph_inputs.split_head(buffer, head), head)
+        if fitting:
+            self._note_lattice(lane, 0.0)
+        if fitting and sampling:
+            self._note_lattice(lane, 1.0)
 
-    def _note_lattice(self, inputs: HeadInputs[Tensor], sizes: HeadSizes) -> None:
-        found = self.carry.new_empty(sizes.wanted, self.model.config.vocab_size)
-        zeros = self.table.new_zeros
-        rows = LatticeRows(zeros(1, 32), zeros(1, 3), zeros(sizes.wanted, 2))
-        given = found, inputs.settings, inputs.temperature
-        out = zeros(3, sizes.wanted)
-        fill_lattice(*given, empty_tables(self.device), rows, out, 0, sampling=sizes.sampling)
+    def _note_lattice(self, lane: _Lane, temperature: float) -> None:
+        """Of a row that may be any text."""
+        model, length = self.model.config, 32
+        class_of = np.ones(model.vocab_size, np.int32)
+        class_of[model.mask_id] = FORBIDDEN
+        following, nearby = np.array([[-1, 0]], np.int32), np.zeros(1, np.int32)
+        automaton = TokenAutomaton(class_of, following, 0, np.ones(1, np.bool_), nearby, 0)
+        masks = np.full((1, length), model.mask_id)
+        ends, wanted = np.array([length]), np.ones((1, length), np.bool_)
+        constraint = Constraint(automaton, 0, 0, length, length)
+        plan = Plan(1, 0, 0, 0, masks, ends, wanted, None, constraint)
+        batch, configs = (
+            make_batch([(0, plan)], model.shift),
+            [DecodeConfig(temperature=temperature)],
+        )
+        sizes = graph_inputs.head_sizes(batch, configs)
+        assert sizes is not None
+        out = self.table.new_empty(3, sizes.wanted)
+        self._run_constrained(lane, batch, configs, sizes, out)
 
     def _some_layers(self) -> list[int]:
         """Of each kind of layer the first few, for a trial run."""

@@ -49,15 +49,6 @@ def tables_of(automaton: Automaton, device: torch.device) -> Tables:
     return made[device]
 
 
-def empty_tables(device: torch.device) -> Tables:
-    """Those of no automaton, for a trial run of the kernels that read them."""
-    none = np.zeros(0, np.int64)
-    groups, edges = _groups([none], device), Edges(*[np.zeros(1, np.int64)] * 3)
-    tiles = _tiles(edges, 1, device, by_target=False)
-    one = torch.zeros(1, 1, dtype=torch.int32, device=device)
-    return Tables(groups, groups, one, one[0], one.to(torch.int8), tiles, tiles)
-
-
 def lattice_rows(plans: Sequence[Plan], mask_id: int, device: torch.device) -> LatticeRows:
     """Of plans with one automaton, all that they want numbered in its order."""
     slots: list[IntArray] = []
