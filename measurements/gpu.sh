@@ -70,7 +70,11 @@ for part in $parts; do
             measure experts_$what.txt "$python" measurements/experts.py $what --out "$out/experts_$what.jsonl"
         done
         ;;
-    prefill) measure prefill_attention.txt "$python" measurements/prefill_attention.py ;;
+    prefill)
+        measure prefill_attention.txt "$python" measurements/prefill_attention.py
+        measure prefill_7b.txt "$python" measurements/prefill_attention.py --model dummy:dream-7b
+        measure rounds_32k.json "${lopa[@]}" bench round "${seven[@]}" --branches 0,7 --window 64 --prefix 32768
+        ;;
     precision) measure precision.txt "$python" measurements/precision.py --out "$out/precision.jsonl" ;;
     speed)
         for task in words functions; do

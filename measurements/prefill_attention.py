@@ -1,8 +1,10 @@
 """Attention of a long prompt on a GPU: the kernel in use against torch's and against larger tiles.
 
     python measurements/prefill_attention.py [--tokens 8192,32768] [--heads 28] [--kv-heads 4]
+    python measurements/prefill_attention.py --model dummy:dream-7b [--tokens 8192,32768]
 
-One row whose tokens all see each other, in bf16, nothing cached. Each candidate is checked against
+With a model, its whole prefill is timed: the first round of an answer, without the head. Else one
+row whose tokens all see each other, in bf16, nothing cached. Each candidate is checked against
 fp32 on a short row, then timed: median ms of one layer, and TFLOP/s. Candidates: `attend`, which
 rounds use; the same queries by a plain loop over key tiles with more queries a program
 (`_prefill` below); torch's flash attention and cuDNN.
@@ -25,6 +27,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels import error, layout
+from lopa import LLM
+from lopa.bench.round_work import RoundWork
 from lopa.kernels.triton.attention import Rows, attend
 from lopa.runner.kv_cache import PAGE
 
@@ -162,13 +166,32 @@ def milliseconds(work: Callable[[], object], repeats: int = 7) -> float:
     return statistics.median(times)
 
 
+def whole_prompts(name: str, sizes: list[int]) -> None:
+    llm = LLM(name, dtype="bfloat16", cache_tokens=2 * max(sizes))
+    config = llm.decode_config(branches=0, max_new_tokens=32, max_rounds=1)
+    for tokens in sizes:
+        # Products and attention; the head has 32 tokens, which count for nothing.
+        work = RoundWork.of(llm.config, torch.bfloat16, rows=1, window=tokens + 32, prefix=0)
+        flops = work.flops - 2 * (tokens + 32) * llm.config.vocab_size * llm.config.hidden_size
+        times = []
+        for turn in range(4):  # each prompt is another, so that none is cached
+            prompt = [1 + (turn + 7 * i) % 200 for i in range(tokens)]
+            times.append(llm.generate(prompt, config).first_round_seconds)
+        spent = statistics.median(times[1:])
+        print(f"{tokens:6} {1e3 * spent:9.1f} ms {flops / spent / 1e12:7.0f} TFLOP/s", flush=True)
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--tokens", default="8192,32768")
+    parser.add_argument("--model", help="time whole prompts of this model instead, in bf16")
     parser.add_argument("--heads", type=int, default=28)
     parser.add_argument("--kv-heads", type=int, default=4)
     options = parser.parse_args()
+    if options.model:
+        whole_prompts(options.model, [int(tokens) for tokens in options.tokens.split(",")])
+        return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     short = some(700, options.heads, options.kv_heads, device)

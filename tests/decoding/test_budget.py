@@ -216,6 +216,29 @@ def test_the_decoder_varies_its_branches_the_same_way_every_time() -> None:
     assert len({len(record.branches) for record in runs[0]}) > 1
 
 
+def test_a_number_that_is_kept_is_kept_for_so_many_rounds() -> None:
+    """Without an offer meanwhile; while the first block waits there are none."""
+    decoder, model = new_decoder(auto(early_stop=False, threshold=0.95), cost=LINEAR), MadeUp(3)
+
+    def next_round() -> int:
+        plan = decoder.plan()
+        assert plan is not None
+        advance(decoder, model.stats(decoder, plan))
+        return len(plan.rows) - 1
+
+    next_round()
+    kept = []
+    for _ in range(2):
+        assert decoder.offer is not None
+        decoder.take(2, rounds=3)
+        for _ in range(3):
+            assert decoder.offer is None
+            kept.append(next_round())
+    assert decoder.offer is not None
+    assert set(kept) <= {0, 2}
+    assert kept.count(2) > 3
+
+
 def test_counting_forwards_tries_more_than_counting_time() -> None:
     def tried(**options: object) -> int:
         decoder = new_decoder(auto(**options), cost=LINEAR)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lopa.config import DecodeConfig
 from lopa.decoding import fill, lookahead
-from lopa.decoding.round_view import RoundView
+from lopa.decoding.round_view import Anchor, RoundView
 from lopa.types import BoolArray, Draft, FloatArray, Lookahead
 
 
@@ -185,7 +185,9 @@ def test_spawn_ranks_and_keeps_the_floor() -> None:
     view = view_at(np.ones((2, 4), bool), np.stack([0 * ranking, ranking]))
     view = replace(view, offset=10, token=np.stack([np.zeros(4, int), np.arange(4)]))
     free = np.array([True, False, True, True])
-    found = lookahead.spawn(view, 1, free, ranking, DecodeConfig(branches=2))
+    every = np.ones(4, bool)
+    anchor = Anchor(view, [], 1, free, ~every, np.arange(4), every[:1], most=2)
+    found = lookahead.spawn(anchor, ranking, DecodeConfig())
     assert found == [(Lookahead(13, 3, 0.5, 0.5),), (Lookahead(10, 0, *[float(ranking[0])] * 2),)]
-    above = DecodeConfig(branches=2, lookahead_floor=0.4)
-    assert [d.position for (d,) in lookahead.spawn(view, 1, free, ranking, above)] == [13]
+    above = DecodeConfig(lookahead_floor=0.4)
+    assert [d.position for (d,) in lookahead.spawn(anchor, ranking, above)] == [13]

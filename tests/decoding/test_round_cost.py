@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
 from lopa.errors import ConfigError
@@ -45,6 +47,32 @@ def test_records_count_where_they_take_longer_than_the_device() -> None:
     cost = RoundCost(POINTS, HOST, records=0.002)
     assert cost(64, [0] * 5) == pytest.approx(0.011 + 5 * HOST[0])
     assert cost(64, [0] * 10) == pytest.approx(10 * 0.002 + 10 * HOST[0])
+
+
+@given(
+    st.integers(1, 6000),
+    st.lists(st.integers(0, 20), min_size=1, max_size=40),
+    st.booleans(),
+    st.booleans(),
+)
+def test_one_round_costs_what_it_does_among_several(
+    tokens: int, branches: list[int], padded: bool, halves: bool
+) -> None:
+    """The way without arrays gives what they give."""
+    padding = ((256, 32), (1024, 64), (4096, 256)) if padded else ()
+    cost = RoundCost(POINTS, HOST, 0.0004, padding, in_halves=halves)
+    host = float(cost.host_of(np.array(branches)).sum())
+    assert cost.host_of_all(branches) == pytest.approx(host)
+    found = cost.of_rounds(np.array([float(tokens)]), host, len(branches))
+    assert cost(tokens, branches) == pytest.approx(float(found[0]))
+
+
+def test_the_host_may_take_longer_than_the_device() -> None:
+    cost = RoundCost(POINTS, HOST, records=0.001)
+    assert not cost.is_host_bound(64, [0] * 3)
+    assert cost.is_host_bound(64, [0] * 4)
+    assert cost.is_host_bound(64, [15] * 2)
+    assert not EVERY_ROUND_THE_SAME.is_host_bound(64, [0] * 100)
 
 
 def test_in_halves_the_host_and_the_device_work_at_once() -> None:

@@ -154,9 +154,8 @@ def test_a_session_that_explores_has_its_branch() -> None:
 
 
 def test_steps_have_falling_gains_per_branch() -> None:
-    branches, gains = concave_steps((0, 1, 3, 7, 15), (0.0, 1.0, 4.0, 5.0, 5.0))
-    assert branches.tolist() == [3, 4]  # one branch gains less than each of three; 15 add nothing
-    assert gains.tolist() == [4.0, 1.0]
+    steps = concave_steps((0, 1, 3, 7, 15), (0.0, 1.0, 4.0, 5.0, 5.0))
+    assert steps == ((3, 4.0), (4, 1.0))  # one branch gains less than each of three; 15 add nothing
     for nothing in (((0,), (0.0,)), ((0, 1), (0.0, -0.5)), ((0, 1, 2), (0.0, 0.0, 0.0))):
-        assert concave_steps(*nothing).shape == (2, 0)
+        assert concave_steps(*nothing) == ()
         assert allocate([Offer(64, 2.0, concave_steps(*nothing))], ONE, Pace()) == [0]

@@ -86,7 +86,7 @@ def test_a_host_that_is_kept_does_not_make_the_device_seem_fast(
 
     monkeypatch.setattr(step, "launch", launch_slowly)
     monkeypatch.setattr(Session, "record", record_late)
-    timed = cost_measurement._Timed(llm.runner, llm.config, llm.decode_config, 64, 0)
+    timed = cost_measurement._Timed(llm.runner, llm.config, llm.decode_config, None, 64, 0, 1)
     for _ in range(12):
         timed.turn()
     timed.engine.close()

@@ -17,13 +17,11 @@ from bisect import bisect_left as bisect
 from collections.abc import Sequence
 from itertools import accumulate
 
-import numpy as np
-
 from lopa.config import AUTO_BRANCHES, AcceptName
 from lopa.decoding.lookahead import Scores, merge, wins_alone
 from lopa.decoding.outcome import Outcome
 from lopa.decoding.row_budget import Offer, concave_steps
-from lopa.types import BoolArray, FloatArray
+from lopa.types import BoolArray
 
 # Prior of the tokens that each choice gains over the one before, by the way branches are accepted:
 # rounded means over rounds of `words`, where a round without branches brings five, and of
@@ -52,8 +50,6 @@ WAITING_GAIN_SHARE = 0.05  # of all that, while the first block waits: it would 
 PRIOR_TOKENS, PRIOR_TOKENS_OPEN = 1.8, 5.0
 EXPLORE_AFTER = 20  # rounds learned of without a branch, until one is tried: it may help by now
 
-_WAITING = np.array([[1.0], [WAITING_GAIN_SHARE]])  # of steps: branches, tokens
-
 
 class BranchBudget:
     """Learns from rounds of one sequence and offers the branches of the next."""
@@ -64,7 +60,7 @@ class BranchBudget:
         self._unexplored = 0  # rounds learned of since the last one with a branch
         self._gains = self._expected_gains()
         # Steps of the offer by the first gain's share and candidates, until more is learned
-        self._offered: dict[tuple[int, int], FloatArray] = {}
+        self._offered: dict[tuple[int, int], tuple[tuple[int, float], ...]] = {}
 
     def observe(self, outcome: Outcome) -> None:
         """Learn what a round would have brought with each number of branches.
@@ -159,7 +155,7 @@ class BranchBudget:
             steps = concave_steps(choices, self._gains[share][: len(choices)])
             self._offered[share, candidates] = steps
         if is_waiting:
-            steps = steps * _WAITING
+            steps = tuple((added, gain * WAITING_GAIN_SHARE) for added, gain in steps)
         prior = PRIOR_TOKENS_OPEN if is_open else PRIOR_TOKENS
         explores = self._unexplored >= EXPLORE_AFTER and index % LEARN_EVERY == 0
         least = min(candidates, int(explores))

@@ -80,6 +80,7 @@ class Decoder:
         self.budget = BranchBudget(config.accept) if config.branches == "auto" else None
         self._offer: Offer | None = None
         self._taken: Offer | None = None  # of which the next round has its branches
+        self._held, self._held_rounds = 0, 0  # branches, in so many rounds after the next
         self.pace = Pace()  # of its rounds, as if it were alone; for branches auto
         # Of its first rounds, where they are known: an answer that is decoded again.
         self.known_branches: Sequence[int] = ()
@@ -176,10 +177,14 @@ class Decoder:
         """What the candidates of the next round are worth; None: how many it has is no choice."""
         return self._offer if self.config.objective == "speed" else None
 
-    def take(self, branches: int) -> None:
-        """Have so many branches in the next round, of those offered."""
+    def take(self, branches: int, rounds: int = 1) -> None:
+        """Have so many branches, of those offered, in the next so many rounds.
+
+        Those behind the first offer none. One in which the first block waits has none.
+        """
         self.drafts = self.drafts[:branches]
         self._taken, self._offer = self._offer, None
+        self._held, self._held_rounds = branches, rounds - 1
 
     @property
     def usual_tokens(self) -> float:
@@ -261,7 +266,6 @@ class Decoder:
         if plan is None or frame is None:
             raise RuntimeError("statistics without a plan")
         drafts, taken = self.drafts, self._taken
-        self._taken = None
         base, size, mask_id = self.window.base, self.window.size, None
         if self.config.edits:
             mask_id = self.mask_id
@@ -286,10 +290,17 @@ class Decoder:
             elif not following.length:
                 self.end("filled" if self.gaps else "eos" if self.has_eos else "length")
         self.drafts = []
-        if self.config.most_branches:
+        held = self._held_rounds > 0
+        most = self.config.most_branches
+        if held:
+            self._held_rounds -= 1
+            most = 0 if following.is_waiting else self._held
+        else:
+            self._taken = None
+        if most:
             own = fills.chosen[: frame.blocks[winner] * view.size]  # of the row's own blocks
-            self.drafts = self._spawn(view, drafts, winner, own, frame.may_force[winner])
-            if self.budget is not None and self.drafts and self.finish is None:
+            self.drafts = self._spawn(view, drafts, winner, own, frame.may_force[winner], most)
+            if self.budget is not None and not held and self.drafts and self.finish is None:
                 self._offer = self.budget.offer(
                     following.length,
                     len(self.drafts),
@@ -340,7 +351,8 @@ class Decoder:
         if self.budget is not None:
             self.budget.observe(outcome)
             start = max(outcome.plan.start, self.prompt)  # what is cached of a prompt is no matter
-            tokens = int((outcome.plan.row_ends - start).sum())
+            ends = outcome.frame.row_ends
+            tokens = sum(ends) - len(ends) * start
             self.pace.add(self.brought, self.cost(tokens, (len(outcome.drafts),)))
         offer = outcome.offer
         self.expected_gain = 0.0 if offer is None else offer.gain_of(len(outcome.drafts))
@@ -470,8 +482,12 @@ class Decoder:
         row: int,
         filled: BoolArray,
         may_force: BoolArray,
+        most: int,
     ) -> list[Draft]:
-        """Drafts of the next round, from the winner's row. filled: [N], of its own blocks."""
+        """Up to `most` drafts of the next round, from the winner's row.
+
+        filled: [N], of its own blocks.
+        """
         count = len(filled)
         free = view.masks[row, :count] & ~filled
         if not self.config.lookahead_eos:
@@ -481,8 +497,8 @@ class Decoder:
         tokens = self.tokens[view.offset : view.offset + count]
         fits = self.answer is not None
         spawned = self.policy.spawn(
-            Anchor(view, drafts, row, free, filled, tokens, may_force, by_own_row=fits)
-        )
+            Anchor(view, drafts, row, free, filled, tokens, may_force, fits, most)
+        )[:most]
         if fits:  # a branch has to, too: whatever a policy says, its draft is of the row's path
             own = view.token[row]
             return [d for d in spawned if all(own[a.position - view.offset] == a.token for a in d)]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lopa.config import DecodeConfig
 from lopa.decoding.fill import passes
-from lopa.decoding.round_view import RoundView
+from lopa.decoding.round_view import Anchor, RoundView
 from lopa.types import BoolArray, Draft, FloatArray, IntArray, Lookahead
 
 Scores = npt.NDArray[np.float64]
@@ -38,13 +38,12 @@ class Selection(NamedTuple):
         return scores
 
 
-def spawn(
-    view: RoundView, row: int, free: BoolArray, ranking: FloatArray | None, config: DecodeConfig
-) -> list[Draft]:
+def spawn(anchor: Anchor, ranking: FloatArray | None, config: DecodeConfig) -> list[Draft]:
     """The row's tokens at its best-ranked free masks, one a draft; ties go to the lower position.
 
-    free, ranking: [N] of the row; None: by the configured ranking.
+    ranking: [N] of the row; None: by the configured ranking.
     """
+    view, row, free = anchor.view, anchor.row, anchor.free
     token, max_prob = view.token[row], view.max_prob[row]
     if ranking is None:
         ranking = view.ranking[row]
@@ -52,7 +51,7 @@ def spawn(
     if config.lookahead_floor > 0:
         columns = columns[max_prob[columns] >= np.float32(config.lookahead_floor)]
     order = (-ranking[columns]).argsort(kind="stable")
-    columns = columns[order[: config.most_branches]]
+    columns = columns[order[: anchor.most]]
     found = columns, token[columns], ranking[columns], max_prob[columns]
     return [
         (Lookahead(view.offset + p, t, c, m),)

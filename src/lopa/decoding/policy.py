@@ -20,7 +20,8 @@ class LookaheadPolicy(Protocol):
     """One per sequence. Every rank runs its own, so chance comes from a seed."""
 
     def spawn(self, anchor: Anchor) -> list[Draft]:
-        """Drafts for the next round, the best first, one branch each."""
+        """Drafts for the next round, the best first, one branch each; of more than `most` the rest
+        is left out."""
 
     def select(self, view: RoundView, drafts: list[Draft]) -> Selection:
         """The winner. drafts: at least one; of all rows but the last, the anchor."""
@@ -36,7 +37,7 @@ class ScoredPolicy:
         self.config = config
 
     def spawn(self, anchor: Anchor) -> list[Draft]:
-        return lookahead.spawn(anchor.view, anchor.row, anchor.free, None, self.config)
+        return lookahead.spawn(anchor, None, self.config)
 
     def select(self, view: RoundView, drafts: list[Draft]) -> Selection:
         return lookahead.select(lookahead.score(view, drafts, self.config))

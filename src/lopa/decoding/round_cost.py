@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,8 +63,25 @@ class RoundCost:
 
     def __call__(self, tokens: int, branches: Sequence[int] = (0,)) -> float:
         """branches: of each session of the round."""
-        host = float(self.host_of(np.array(branches)).sum())
-        return float(self.of_rounds(np.array([float(tokens)]), host, len(branches))[0])
+        return self.of_round(tokens, self.host_of_all(branches), len(branches))
+
+    def of_round(self, tokens: float, host: float, sessions: int) -> float:
+        """`of_rounds` of one round, without arrays: several times as fast."""
+        device, records = self._device_of(tokens), sessions * self.records
+        whole = max(device, records) + host
+        if not self.in_halves or sessions < 2 or records + host >= device:
+            return whole
+        return min(whole, max(2 * self._device_of(-(-tokens // 2)), records + host))
+
+    def host_of_all(self, branches: Sequence[int]) -> float:
+        """The host's part of sessions with so many branches each."""
+        by_number = self._host_by_number
+        return sum([by_number[min(k, AUTO_BRANCHES[-1])] for k in branches])
+
+    def is_host_bound(self, tokens: float, branches: Sequence[int]) -> bool:
+        """Whether the host takes longer than the device. branches: of each session."""
+        host = self.host_of_all(branches) + len(branches) * self.records
+        return host >= self._device_of(tokens)
 
     def host_of(self, branches: IntArray | FloatArray) -> FloatArray:
         """The host's part of sessions with so many branches."""
@@ -107,6 +125,26 @@ class RoundCost:
 
     def _device(self, tokens: FloatArray) -> FloatArray:
         found: FloatArray = np.interp(tokens, *self._line)
+        return found
+
+    def _device_of(self, tokens: float) -> float:
+        at, seconds = self._lists
+        right = bisect_left(at, tokens)
+        if right == 0:
+            return seconds[0]
+        if right == len(at):
+            return seconds[-1]
+        (x0, x1), (y0, y1) = at[right - 1 : right + 1], seconds[right - 1 : right + 1]
+        return y1 if tokens == x1 else y0 + (y1 - y0) * (tokens - x0) / (x1 - x0)
+
+    @cached_property
+    def _lists(self) -> tuple[list[float], list[float]]:
+        return self._line.tokens.tolist(), self._line.seconds.tolist()
+
+    @cached_property
+    def _host_by_number(self) -> list[float]:
+        """By the number of branches, up to the most that auto takes."""
+        found: list[float] = self.host_of(np.arange(AUTO_BRANCHES[-1] + 1)).tolist()
         return found
 
     @cached_property

@@ -104,6 +104,7 @@ class Anchor(NamedTuple):
     # Whether drafts are of the winner's tokens alone: where an answer has to fit, those of one row
     # fit together, and those of two need not.
     by_own_row: bool = False
+    most: int = 0  # drafts that the next round has a use for
 
 
 def eos_mask(tokens: IntArray, eos_ids: Collection[int]) -> BoolArray:

@@ -32,15 +32,19 @@ class Offer(NamedTuple):
 
     row_length: int  # tokens of a row
     usual: float  # tokens that a round of its anchor alone usually brings
-    # [2, steps] branches that each step adds, tokens that it brings; fewer per branch from step to
-    # step
-    steps: FloatArray
+    # Branches that each step adds, tokens that it brings: fewer per branch from step to step
+    steps: tuple[tuple[int, float], ...]
     least: int = 0  # branches that it has in any case
 
     def gain_of(self, branches: int) -> float:
         """Tokens that so many branches are expected to bring over none."""
-        added, gains = self.steps
-        return float(gains[added.cumsum() <= branches].sum())
+        gained = 0.0
+        for added, gain in self.steps:
+            branches -= added
+            if branches < 0:
+                break
+            gained += gain
+        return gained
 
 
 class Rest(NamedTuple):
@@ -74,22 +78,21 @@ def allocate(
     rest: Rest = NO_OTHERS,
 ) -> list[int]:
     """The number of branches of each offer. The device may wait meanwhile: no call too many."""
+    if len(offers) == 1 and not rest.sessions:
+        return [_allocate_alone(offers[0], cost, pace)]
     count = len(offers)
-    branches, gains = offers[0].steps
-    if count > 1:
-        branches, gains = np.concatenate([offer.steps for offer in offers], axis=1)
-    owner = np.arange(count).repeat([offer.steps.shape[1] for offer in offers])
+    steps = [step for offer in offers for step in offer.steps]
+    branches, gains = np.array(steps, np.float64).reshape(-1, 2).T
+    owner = np.arange(count).repeat([len(offer.steps) for offer in offers])
     lengths = np.array([offer.row_length for offer in offers])
     tokens, anchors = branches * lengths[owner], rest.forwarded + int(lengths.sum())
     host = _host_steps(branches, owner, cost)
     # With none of the steps, with the first, with the first two, … in the order of their worth
     forwarded, gained, on_host = sums = np.zeros((3, len(owner) + 1))
     each = np.array([tokens, gains, host])
-    order = np.arange(len(owner))
-    if count > 1:
-        # Stable: a session's own steps stay in their order; of equals the first session goes first.
-        order = (-_worth(gains, tokens, host, owner, anchors, cost)).argsort(kind="stable")
-        each = each[:, order]
+    # Stable: a session's own steps stay in their order; of equals the first session goes first.
+    order = (-_worth(gains, tokens, host, owner, anchors, cost)).argsort(kind="stable")
+    each = each[:, order]
     each.cumsum(axis=1, out=sums[:, 1:])
     forwarded += anchors
     on_host += rest.host + count * cost.host_of_none
@@ -102,6 +105,21 @@ def allocate(
     taken = order[: (gained - rate * seconds).argmax()]  # of equals the fewest
     chosen = np.bincount(owner[taken], branches[taken], count).tolist()
     return [max(int(k), offer.least) for k, offer in zip(chosen, offers, strict=True)]
+
+
+def _allocate_alone(offer: Offer, cost: RoundCost, pace: Pace) -> int:
+    """The same for a session without others, whose steps have an order: without arrays."""
+    taken, gained = 0, 0.0
+    found = [(0, 0.0, cost(offer.row_length))]  # branches, tokens gained, seconds
+    for added, gain in offer.steps:
+        taken, gained = taken + added, gained + gain
+        found.append((taken, gained, cost(offer.row_length * (taken + 1), (taken,))))
+    # What such a session usually brings, in rounds of the best size for that
+    _, more, seconds = max(found, key=lambda one: (offer.usual + one[1]) / one[2])
+    brought = pace.tokens + PRIOR_ROUNDS * (offer.usual + more)
+    rate = brought / (pace.seconds + PRIOR_ROUNDS * seconds)
+    best = max(found, key=lambda one: one[1] - rate * one[2])  # of equals the fewest
+    return max(best[0], offer.least)
 
 
 def _host_steps(branches: FloatArray, owner: IntArray, cost: RoundCost) -> FloatArray:
@@ -143,8 +161,8 @@ def _worth(
     return worth
 
 
-def concave_steps(choices: Sequence[int], gains: Sequence[float]) -> FloatArray:
-    """[2, steps] branches and tokens that each step adds, with falling gains per branch.
+def concave_steps(choices: Sequence[int], gains: Sequence[float]) -> tuple[tuple[int, float], ...]:
+    """Branches and tokens that each step adds, with falling gains per branch.
 
     choices: numbers of branches, rising from 0; gains: of each over none. A choice that gains less
     per branch than the one behind it is passed over, and so is one that gains nothing.
@@ -158,5 +176,4 @@ def concave_steps(choices: Sequence[int], gains: Sequence[float]) -> FloatArray:
             hull.pop()
         if gain > hull[-1][1]:
             hull.append((count, gain))
-    steps = [(b1 - b0, g1 - g0) for (b0, g0), (b1, g1) in pairwise(hull)]
-    return np.array(steps).reshape(-1, 2).T
+    return tuple((b1 - b0, g1 - g0) for (b0, g0), (b1, g1) in pairwise(hull))

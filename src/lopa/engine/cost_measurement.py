@@ -25,6 +25,7 @@ from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
 from lopa.errors import CapacityError
 from lopa.models.config import ModelConfig
+from lopa.models.tokenizer import Tokenizer
 from lopa.runner.base import Runner
 from lopa.types import Round
 
@@ -39,6 +40,7 @@ ROUND_SIZES = (
     (WINDOW, AUTO_BRANCHES[3], SESSIONS),
 )
 PREFIX = 32  # of the prompt
+QUOTA = 2  # tokens of each block that a round fills
 # Rounds timed for each number of branches, in turn: a disturbance meets them all.
 LEAST_TURNS, MOST_TURNS = 7, 30
 ENOUGH = 2.0  # seconds: with the least turns done, no more are begun
@@ -50,6 +52,7 @@ def measure(
     model: ModelConfig,
     settings: Callable[..., DecodeConfig],  # makes a configuration that suits the model
     agree: Callable[[float], float] = float,
+    tokenizer: Tokenizer | None = None,  # of who makes text of what is decoded
 ) -> RoundCost:
     """agree: makes one number of what the clocks of several ranks say, the same on each of them."""
     timed: list[_Timed] = []
@@ -57,9 +60,13 @@ def measure(
         for size in ROUND_SIZES:
             if len(timed) >= 3 and agree(min(timed[-1].seconds)) > SECONDS:
                 break
-            one = _Timed(runner, model, settings, *size)
+            one = _Timed(runner, model, settings, tokenizer, *size)
             try:
-                for _ in range(2):  # the first may compile kernels
+                # Kernels are compiled; and with fewer and fewer masks graphs are captured, which
+                # would be counted as the host's part. Of the largest only the device's part counts.
+                if runner.is_async and size != ROUND_SIZES[-1]:
+                    one.run_through()
+                for _ in range(2):
                     one.turn()
             except CapacityError:  # nor would an answer with so many branches have room
                 break
@@ -125,6 +132,7 @@ def steady_session(
     branches: int | Literal["auto"],
     window: int,  # whole blocks
     prefix: int,  # tokens of the prompt
+    tokenizer: Tokenizer | None = None,
     **more: Any,  # settings
 ) -> Session:
     """Its rounds keep their window: nothing passes the threshold, so each fills a token or two."""
@@ -148,7 +156,7 @@ def steady_session(
         shift=model.shift,
         aligned=model.trained_block is not None,
     )
-    return Session(decoder, None)
+    return Session(decoder, tokenizer)
 
 
 class _Timed:
@@ -159,15 +167,18 @@ class _Timed:
         runner: Runner,
         model: ModelConfig,
         settings: Callable[..., DecodeConfig],
+        tokenizer: Tokenizer | None,
         window: int,
         branches: int,
-        sessions: int = 1,
+        sessions: int,
     ) -> None:
         block = settings(decoder="lopa").block_size
         window = max(window // block, 1) * block
         self.branches, self.sessions = branches, sessions
         self.engine = Scheduler(runner, max_running=sessions)
-        self.make = partial(steady_session, model, settings, branches, window, PREFIX)
+        shape = branches, window, PREFIX
+        # As many tokens a round as an answer has.
+        self.make = partial(steady_session, model, settings, *shape, tokenizer, quota=QUOTA)
         self._add_sessions()
         self.tokens = 0  # of a round, once one was timed
         self.seconds: list[float] = []
@@ -190,6 +201,13 @@ class _Timed:
                     return
             self.engine.close()
             self._add_sessions()
+
+    def run_through(self) -> None:
+        """Decode answers to their end."""
+        while self._next() is not None:
+            pass
+        self.engine.close()
+        self._add_sessions()
 
     def _add_sessions(self) -> None:
         """They are all the same, so their rounds are."""

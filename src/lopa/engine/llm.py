@@ -506,8 +506,8 @@ class LLM(BaseLLM):
         return self._lock.run(partial(self.runner.backend.warm_up, tokens, progress))
 
     def _measure_cost(self) -> RoundCost:
-        measure = partial(cost_measurement.measure, self.runner, self.config, self.decode_config)
-        return self._lock.run(measure)
+        given = self.runner, self.config, self.decode_config
+        return self._lock.run(partial(cost_measurement.measure, *given, tokenizer=self.tokenizer))
 
     def forward(
         self,

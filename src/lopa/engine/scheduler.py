@@ -17,8 +17,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-import numpy as np
-
 from lopa.decoding.round_cost import RoundCost
 from lopa.decoding.row_budget import NO_OTHERS, Offer, Pace, Rest, allocate
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
@@ -28,6 +26,10 @@ from lopa.engine.session import Session
 from lopa.errors import CapacityError
 from lopa.runner.base import InFlight, Runner
 from lopa.types import Plan, Stats
+
+# Where the host is what takes long, a session keeps its number of branches for so many rounds:
+# weighing them anew takes the host time, too.
+HOLD_ROUNDS = 4
 
 
 @dataclass(slots=True)
@@ -153,7 +155,7 @@ class Scheduler(Engine):
     def _next_turn(self, most: int) -> tuple[list[Session], float]:
         """The sessions of the next round: at most so many, as far as the token budget allows.
 
-        And the seconds it is expected to take, where a session leaves its branches open.
+        And the seconds it is expected to take, where that is known.
         """
         in_flight = {session for one in self.in_flight for session in one.sessions}
         ready = [session for session in self.running if session not in in_flight]
@@ -176,12 +178,13 @@ class Scheduler(Engine):
         if turn:
             self._tokens_each = forwarded / len(turn)
             self._branches_each = sum(branches) / len(turn)
-        if not chosen:
+        if self.cost is None:
             return turn, 0.0
+        rounds = HOLD_ROUNDS if self.cost.is_host_bound(forwarded, branches) else 1
         for session in turn:
             if session in chosen:
-                session.decoder.take(chosen[session])
-        return turn, next(iter(chosen)).decoder.cost(forwarded, branches)
+                session.decoder.take(chosen[session], rounds)
+        return turn, self.cost(forwarded, branches)
 
     def _choose_branches(self, sessions: list[Session]) -> dict[Session, int]:
         """Of all sessions that leave their number open, in one budget.
@@ -209,8 +212,7 @@ class Scheduler(Engine):
         pace = self._pace if len(self.running) > 1 else offering[0].decoder.pace
         rest = NO_OTHERS
         if others:
-            host = float(cost.host_of(np.array(others)).sum())
-            rest = Rest(len(others), forwarded, tokens, host)
+            rest = Rest(len(others), forwarded, tokens, cost.host_of_all(others))
         chosen = allocate(offers, cost, pace, rest)
         return dict(zip(offering, chosen, strict=True))
 

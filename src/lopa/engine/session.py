@@ -106,7 +106,12 @@ class Session:
         if first is not None:
             end = min(end, first)
         end = self._cut(end)  # blocks may go beyond what was asked
-        for token in self.decoder.generated[self._detokenized : end].tolist():
+        fresh = self.decoder.generated[self._detokenized : end].tolist()
+        if not self.config.stop:
+            self._text += self._stream.push(fresh)
+            self._detokenized += len(fresh)
+            return
+        for token in fresh:
             self._text += self._stream.push([token])
             self._detokenized += 1
             found = [i for i in map(self._text.find, self.config.stop) if i >= 0]

@@ -35,6 +35,7 @@ from lopa.kernels.triton.pointwise import Weighted
 from lopa.models.mixture import Mixture
 from lopa.models.transformer import Layer, RMSNorm, Transformer, rope
 from lopa.runner import graph_inputs
+from lopa.runner.attention import attend_whole
 from lopa.runner.backend_torch import Found, PendingStats, TorchBackend
 from lopa.runner.batch import Batch, make_batch
 from lopa.runner.constrained import keep_filled
@@ -44,6 +45,7 @@ from lopa.runner.graphs import GraphCache, common_sizes
 from lopa.runner.kv_cache import PAGE, KVCache, pages_for
 from lopa.types import Automaton, Constraint, IntArray, Plan
 
+_HALF = torch.bfloat16, torch.float16  # what cuDNN's attention takes
 _SLOTS = 256  # at first; doubled when more are open, which drops all graphs
 _USUAL_TOKENS = 1024  # of the batches whose kernels are compiled ahead
 _ALIKE = 2  # layers of a kind that a trial run has: the norm between them is one of its kernels
@@ -289,7 +291,7 @@ class TritonBackend(TorchBackend):
             shape = 2, sizes.tokens, config.kv_heads, config.head_dim
             keys, values = torch.empty(shape, dtype=self.dtype, device=self.device)
             stage = partial(_same, (keys, values))
-            for _ in self._fused_layers(inputs, stage, self._some_layers()):
+            for _ in self._fused_layers(inputs, stage, only=self._some_layers()):
                 pass
         if sampling:
             heads.append(heads[-1]._replace(sampling=True))
@@ -412,7 +414,10 @@ class TritonBackend(TorchBackend):
         inputs = graph_inputs.layers_on(self.device, batch, self._group)
         shape = (len(inputs.tokens), config.kv_heads, config.head_dim)
         keys, values = torch.empty(2, *shape, dtype=self.dtype, device=self.device)
-        stream = self._fused_layers(inputs, lambda layer: (keys, values))
+        whole = None
+        if batch.is_one_whole_row and (self.device.type == "cpu" or self.dtype in _HALF):
+            whole = batch.size
+        stream = self._fused_layers(inputs, lambda layer: (keys, values), whole)
         for layer in range(config.layers):
             x = next(stream)
             keep(layer, keys, values)
@@ -423,11 +428,13 @@ class TritonBackend(TorchBackend):
         self,
         inputs: LayerInputs[Tensor],
         stage: Callable[[int], tuple[Tensor, Tensor]],
+        whole: int | None = None,
         only: Sequence[int] | None = None,
     ) -> Iterator[Tensor]:
         """The residual stream after each layer, then the normed hidden states.
 
-        stage: where the keys and values of a layer go. only: these layers.
+        stage: where the keys and values of a layer go. whole: tokens of one row that all see each
+        other and nothing else, without the padding. only: these layers.
         """
         config = self.model.config
         count, heads, dim = len(inputs.tokens), config.heads, config.head_dim
@@ -451,8 +458,11 @@ class TritonBackend(TorchBackend):
             pointwise.rotate(qkv, cos, sin, weights, config.norm_eps, keys, values, heads)
             q = qkv.view(count, -1, dim)[:, :heads]
             cache = self.kv_cache.keys[index], self.kv_cache.values[index]
-            mixed = attend(q, keys, values, *cache, rows).view(count, heads * dim)
-            out = linear(attention.out, mixed)
+            if whole is None:
+                mixed = attend(q, keys, values, *cache, rows)
+            else:
+                mixed = attend_whole(q, keys, values, whole)
+            out = linear(attention.out, mixed.view(count, heads * dim))
             if isinstance(feed_forward, Mixture):
                 given = _norm_for_experts(x, out, layer.feed_forward_norm, feed_forward)
                 out = mixture(feed_forward, *given, inputs.used, self.expert_counts[index])

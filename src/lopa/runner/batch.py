@@ -66,6 +66,14 @@ class Batch:
         return any(plan.constraint is not None for _, plan in self.plans)
 
     @property
+    def is_one_whole_row(self) -> bool:
+        """Whether all its tokens see each other and nothing else."""
+        metadata = self.metadata
+        if len(metadata.row_begin) > 1 or metadata.row_cached[0]:
+            return False
+        return bool((metadata.blocks == metadata.blocks[0]).all())
+
+    @property
     def wanted(self) -> Wanted:
         """Computed when it is first read: by then the device is running the layers."""
         if self._wanted is None:

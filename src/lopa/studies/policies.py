@@ -29,7 +29,7 @@ class RandomPositions(StudyPolicy):
 
     def spawn(self, anchor: Anchor) -> list[Draft]:
         ranking = self.rng.random(len(anchor.free))
-        return lookahead.spawn(anchor.view, anchor.row, anchor.free, ranking, self.config)
+        return lookahead.spawn(anchor, ranking, self.config)
 
 
 class LeastConfident(StudyPolicy):
@@ -37,7 +37,7 @@ class LeastConfident(StudyPolicy):
 
     def spawn(self, anchor: Anchor) -> list[Draft]:
         ranking = -anchor.view.ranking[anchor.row]
-        return lookahead.spawn(anchor.view, anchor.row, anchor.free, ranking, self.config)
+        return lookahead.spawn(anchor, ranking, self.config)
 
 
 class RandomWinner(StudyPolicy):
