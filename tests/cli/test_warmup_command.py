@@ -14,9 +14,8 @@ from cli_support import DUMMY, Run
 from rich.console import Console
 
 from lopa import LLM
-from lopa.cli import device_report
-from lopa.cli import model as cli_model
-from lopa.cli.model import CompileBar
+from lopa.cli import compile_bar, device_report
+from lopa.cli.compile_bar import CompileBar
 from lopa.decoding.round_cost import RoundCost
 from lopa.engine import cost_measurement
 from lopa.kernels.compilation import Compiled
@@ -76,7 +75,7 @@ def test_kernels_and_graphs(run: Run, kept: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(cli_model, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(compile_bar, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     out = io.StringIO()
     bar = CompileBar(Console(file=out, force_terminal=True, width=100))
     bar.show(0, 12)
@@ -93,7 +92,7 @@ def test_one_line_where_there_is_no_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(cli_model, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(compile_bar, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setenv("TRITON_CACHE_DIR", "/somewhere")
     bar = CompileBar(Console(file=io.StringIO()))
     bar.show(0, 12)

@@ -7,8 +7,9 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
+from lopa.cli.compile_bar import CompileBar
 from lopa.cli.options import ModelOptions, ParallelOptions
 from lopa.cli.terminal import print_note, status, stderr_console
 from lopa.config import RANK_TIMEOUT
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from lopa.engine.llm import LLM, BaseLLM
     from lopa.engine.output import Output
 
-_BAR_DELAY_SECONDS = 1.0  # what is done sooner shows no bar
+_BAR_DELAY_SECONDS = 1.0  # a shorter load shows no bar
 
 
 @overload
@@ -124,46 +125,6 @@ class _LoadBar:
         if self._terminal and time.monotonic() - self._started > _BAR_DELAY_SECONDS:
             self._progress.start()
             self._progress.update(self._task, completed=done, total=total)
-
-
-class CompileBar:
-    """The same for a GPU's kernels; where there is no terminal, one line."""
-
-    def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._progress = Progress(
-            TextColumn("compiling kernels for this GPU, once"),
-            BarColumn(),
-            TextColumn("{task.completed} of {task.total}"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-        )
-        self._task: Any = None
-        self._terminal = console.is_terminal
-        self._started = time.monotonic()
-        self._is_noted = False
-
-    def close(self) -> None:
-        if self._progress.live.is_started:
-            self._progress.stop()
-
-    def show(self, done: int, total: int) -> None:
-        if self._task is None or not done:
-            self.close()
-            self._started = time.monotonic()
-            self._task = self._progress.add_task("", total=total)
-        self._progress.update(self._task, completed=done, total=total)
-        if time.monotonic() - self._started < _BAR_DELAY_SECONDS or self._is_noted:
-            return
-        if self._terminal:
-            self._progress.start()
-        else:
-            self._is_noted = True
-            from lopa.kernels.compilation import triton_folder
-
-            print_note(f"compiling {total} kernels for this GPU, kept in {triton_folder()}")
 
 
 def read_prompt(argument: str) -> str:

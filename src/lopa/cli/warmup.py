@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from lopa.cache_folder import cache_folder
-from lopa.cli.model import CompileBar, load
+from lopa.cli.compile_bar import CompileBar
+from lopa.cli.model import load
 from lopa.cli.options import JsonOption, ModelOptions, with_model
 from lopa.cli.terminal import print_note, progress_bar, status, stderr_console
 
