@@ -28,7 +28,7 @@ COST = RoundCost(((64, 0.004), (128, 0.005), (256, 0.006), (512, 0.0105), (1024,
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LOPA_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(cost_measurement, "measure", lambda *_: COST)
+    monkeypatch.setattr(cost_measurement, "measure", lambda *_, **__: COST)
     return tmp_path
 
 
