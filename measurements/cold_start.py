@@ -40,6 +40,9 @@ def child(options: dict[str, Any]) -> None:
         seconds[name] = time.perf_counter() - began
         return found
 
+    from lopa.kernels import triton_start
+
+    triton_start.begin_if_gpu()
     torch = timed("torch", lambda: __import__("torch"))
     timed("lopa", lambda: __import__("lopa.engine.llm"))
     on_gpu = torch.cuda.is_available()

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 from triton import knobs
+from triton.runtime import cache
 from triton.runtime.jit import JITFunction
 
 import lopa
-from lopa.kernels import compilation
+from lopa.kernels import compilation, triton_start
 from lopa.kernels.compilation import Job
 from lopa.kernels.hopper import binary_cache, nvrtc, swiglu_gemm
 from lopa.kernels.hopper.common import Unlaunched
@@ -98,6 +99,26 @@ def test_a_cuda_kernel_is_noted_once_and_not_launched(monkeypatch: pytest.Monkey
     assert not loaded
     compilation.compile_all(jobs, CPU)
     assert loaded == [tiling]
+
+
+def test_triton_is_started_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+    monkeypatch.setattr(triton_start, "_thread", None)
+    monkeypatch.setattr(cache, "triton_key", lambda: hashed.append(threading.current_thread().name))
+    triton_start.wait()  # nothing was begun
+    for _ in range(2):
+        triton_start.begin()
+    triton_start.wait()
+    assert hashed == ["triton-start"]
+
+
+def test_triton_is_not_started_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(triton_start, "_thread", None)
+    monkeypatch.setattr(triton_start, "_NVIDIA", tmp_path / "nothing")
+    triton_start.begin_if_gpu()
+    assert triton_start._thread is None
 
 
 # -- what is kept -------------------------------------------------------------------------------

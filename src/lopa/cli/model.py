@@ -15,6 +15,7 @@ from lopa.cli.terminal import print_note, status, stderr_console
 from lopa.config import RANK_TIMEOUT
 from lopa.distributed.launch import LaunchInfo, is_main_rank, launch_info
 from lopa.errors import ConfigError, PromptError
+from lopa.kernels import triton_start
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,6 +38,7 @@ def load(model: ModelOptions, parallel: ParallelOptions | None = None) -> BaseLL
         raise ConfigError("this command runs in one process: torchrun is for generate and bench")
     if model.model is None and model.name.startswith("dummy:"):
         print_note(f"note: the built-in model is not installed; {model.name} has random weights")
+    triton_start.begin_if_gpu()
     with status("starting torch"):
         from lopa.engine.llm import LLM
 

@@ -31,7 +31,7 @@ from lopa.engine.session import Session
 from lopa.errors import ConfigError, PromptError
 from lopa.grammar.compile import Compiler
 from lopa.grammar.token_automaton import TokenAutomaton
-from lopa.kernels import compilation
+from lopa.kernels import compilation, triton_start
 from lopa.kernels.compilation import Compiled
 from lopa.kernels.quantize import check_quantize
 from lopa.models import checkpoint
@@ -456,6 +456,8 @@ class LLM(BaseLLM):
         )
         super().__init__(model, options, choose_device(device))
         check_fits(self.config, self.device, self.dtype, self.quantize)
+        if self.device.type == "cuda":
+            triton_start.begin()
         self.tokenizer = loader.load_tokenizer(self.name, self.config)
         self.model = loader.load_weights(
             self.name,

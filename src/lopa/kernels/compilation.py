@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lopa.kernels import triton_start
+
 Progress = Callable[[int, int], None]  # kernels compiled, and in all
 
 _log = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ def noted() -> Iterator[Jobs]:
     from triton import knobs
     from triton.runtime.jit import JITFunction
 
+    triton_start.wait()
     ensure_triton_folder()
     jobs: Jobs = {}
     with _patching:
