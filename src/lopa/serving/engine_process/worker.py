@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 from lopa.config import RANK_TIMEOUT, DecodeConfig, DecoderName, options_of, with_changes
 from lopa.distributed.channel import die_with
 from lopa.errors import ConfigError, LopaError, PromptError, RankError
-from lopa.kernels import triton_start
 from lopa.models.families import family_named
 from lopa.serving.config import BRANCHES, EngineConfig
 from lopa.serving.engine_process.encoding_queue import EncodingQueue
@@ -415,7 +414,6 @@ class _CompileNotes:
 
 def _load(config: EngineConfig, report: Callable[[str], None]) -> BaseLLM:
     if config.ranks == 1:
-        triton_start.begin_if_gpu()
         from lopa.engine.llm import LLM
 
         llm = LLM(config.model, compiling=_CompileNotes(report).show, **config.llm)
