@@ -120,7 +120,7 @@ def test_before_the_cache_has_its_memory(
     given: list[int] = []
     monkeypatch.setattr(devices, "free_bytes", lambda device: free[0])
 
-    def recorded(model: Transformer, backend: object, memory: int) -> None:
+    def recorded(model: Transformer, backend: object, memory: int, compiling: object) -> None:
         given.append(memory)
         free[0] = 10**5
 

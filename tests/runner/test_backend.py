@@ -12,7 +12,7 @@ from lopa.errors import DeviceError, LopaError
 from lopa.models.checkpoint import model_config
 from lopa.runner import device as devices
 from lopa.runner.attention import reference_batch
-from lopa.runner.backend import _no_triton
+from lopa.runner.backend import why_not_triton
 from lopa.runner.device import check_fits, default_cache_tokens
 
 
@@ -48,7 +48,7 @@ def test_kernels_for_mixtures(name: str, inner: int, expected: str | None) -> No
     config = model_config(f"dummy:{name}")
     assert config.mixture is not None
     config = replace(config, mixture=replace(config.mixture, inner=inner))
-    reason = _no_triton(config, torch.device("cuda"))
+    reason = why_not_triton(config, torch.device("cuda"))
     assert (reason is None) if expected is None else (reason is not None and expected in reason)
 
 

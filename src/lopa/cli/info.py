@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lopa.cli.device_report import device_report, report_lines, try_a_kernel
 from lopa.cli.options import JsonOption, default_model
 from lopa.cli.terminal import bytes_text, count_text, plain_table, print_note, print_rich
 from lopa.errors import ConfigError, LopaError
@@ -133,6 +134,10 @@ def doctor(as_json: JsonOption = False) -> None:
         except Exception as error:
             found["decodes"] = False
             broken.append(f"decoding: {type(error).__name__}: {error}")
+        try:
+            found["device"] = _device(found["default_device"])
+        except Exception as error:  # such as Triton without a C compiler
+            broken.append(f"kernels: {type(error).__name__}: {error}")
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     found["hub"] = "offline by HF_HUB_OFFLINE" if offline else "not tried"
     found["built_in"] = {name: _installed(folder) for name, folder in BUILT_IN.items()}
@@ -170,6 +175,8 @@ def _report(found: dict[str, Any]) -> Table:
     table.add_row("device used", found.get("default_device", "none"))
     table.add_row("dtype used", "the checkpoint's")
     table.add_row("a round decodes", "yes" if found.get("decodes") else "no")
+    for line in report_lines(found["device"]) if "device" in found else []:
+        table.add_row(*line)
     table.add_section()
     table.add_row("hub", found["hub"])
     for name, installed in found["built_in"].items():
@@ -204,7 +211,19 @@ def _try_a_round() -> None:
     from lopa.config import DecodeConfig
     from lopa.engine.llm import LLM
 
-    LLM("dummy:dream-tiny").generate([1, 2, 3], DecodeConfig(max_rounds=1))
+    # Not by kernels, which would take long to compile
+    llm = LLM("dummy:dream-tiny", backend="sdpa")
+    llm.generate([1, 2, 3], DecodeConfig(max_rounds=1))
+
+
+def _device(name: str) -> dict[str, Any]:
+    import torch
+
+    device = torch.device(name)
+    found = device_report(device)
+    if found["backend"] == "triton":
+        try_a_kernel(device)
+    return found
 
 
 def _installed(folder: Path) -> bool:

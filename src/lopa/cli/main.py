@@ -27,6 +27,7 @@ from lopa.cli.race import race
 from lopa.cli.serve import ENVIRONMENT, serve
 from lopa.cli.study import study
 from lopa.cli.terminal import one_line
+from lopa.cli.warmup import warmup
 from lopa.distributed.launch import is_main_rank, launch_info
 from lopa.errors import ConfigError, DeviceError, LopaError, PromptError
 from lopa.thread_waits import wait_briefly
@@ -37,7 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, race, chat, study, doctor):
+for command in (generate, race, chat, study, warmup, doctor):
     app.command()(command)
 app.command("eval")(evaluate)
 bench.command("parallel")(bench_parallel)

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, overload
 
+from lopa.cli.compile_bar import CompileBar
 from lopa.cli.options import ModelOptions, ParallelOptions
 from lopa.cli.terminal import print_note, status, stderr_console
 from lopa.config import RANK_TIMEOUT
 from lopa.distributed.launch import LaunchInfo, is_main_rank, launch_info
 from lopa.errors import ConfigError, PromptError
+from lopa.kernels import triton_start
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,6 +38,7 @@ def load(model: ModelOptions, parallel: ParallelOptions | None = None) -> BaseLL
         raise ConfigError("this command runs in one process: torchrun is for generate and bench")
     if model.model is None and model.name.startswith("dummy:"):
         print_note(f"note: the built-in model is not installed; {model.name} has random weights")
+    triton_start.begin_if_gpu()
     with status("starting torch"):
         from lopa.engine.llm import LLM
 
@@ -44,7 +47,8 @@ def load(model: ModelOptions, parallel: ParallelOptions | None = None) -> BaseLL
             return _load_rank(model, parallel, launch, bar)
         if parallel is not None and parallel.ranks > 1:
             return _load_parallel(model, parallel, bar)
-        return LLM(model.name, progress=bar.show, **model.llm_options)
+        with closing(CompileBar(stderr_console())) as compiling:
+            return LLM(model.name, progress=bar.show, compiling=compiling.show, **model.llm_options)
 
 
 def _load_rank(

@@ -31,6 +31,10 @@ NAMES = (
     *("branch_parallel", "tensor_parallel"),
 )
 
+# RuntimeError: there is no home folder
+_UNREADABLE = (
+    *(OSError, RuntimeError, ValueError, LookupError, TypeError, RecursionError, LopaError),
+)
 About = Mapping[str, str]  # what a cost was measured with
 
 
@@ -73,12 +77,35 @@ def load(about: About) -> RoundCost | None:
         if raw["about"] != dict(about):
             return None
         return RoundCost.of(raw)
-    except (OSError, RuntimeError, ValueError, LookupError, TypeError, RecursionError, LopaError):
+    except _UNREADABLE:
         return None
 
 
+def kept_for(device: torch.device) -> list[tuple[About, RoundCost]]:
+    """All that this version has kept for such a device, the latest first."""
+    found: list[tuple[float, About, RoundCost]] = []
+    for path in _files():
+        with suppress(*_UNREADABLE):
+            raw = json.loads(path.read_text(encoding="utf-8"))
+            about, name = raw["about"], device_name(device)
+            if (about["device"], about["lopa"], about["torch"]) == (
+                name,
+                VERSION,
+                torch.__version__,
+            ):
+                found.append((path.stat().st_mtime, about, RoundCost.of(raw)))
+    return [(about, cost) for _, about, cost in sorted(found, key=lambda one: -one[0])]
+
+
+def _files() -> list[Path]:
+    try:
+        return list(cache_folder("round_cost").expanduser().glob("*.json"))
+    except (OSError, RuntimeError):
+        return []
+
+
 def save(cost: RoundCost, about: About) -> None:
-    with suppress(OSError, RuntimeError, LopaError):  # RuntimeError: there is no home folder
+    with suppress(OSError, RuntimeError, LopaError):
         cost.write(path_of(about).expanduser(), about=dict(about))
 
 

@@ -31,6 +31,8 @@ from lopa.engine.session import Session
 from lopa.errors import ConfigError, PromptError
 from lopa.grammar.compile import Compiler
 from lopa.grammar.token_automaton import TokenAutomaton
+from lopa.kernels import compilation, triton_start
+from lopa.kernels.compilation import Compiled
 from lopa.kernels.quantize import check_quantize
 from lopa.models import checkpoint
 from lopa.models.families import family_named, settings_for
@@ -419,6 +421,7 @@ class LLM(BaseLLM):
     round_cost: (tokens, seconds) points of a round's time, for branches "auto"; measured on first
     use and kept on disk by default. The same points give the same answers again, on any device.
     progress: called with (tensors read, tensors in all) while weights are loaded.
+    compiling: called with (kernels compiled, kernels in all) while a GPU's kernels are.
     """
 
     def __init__(
@@ -437,6 +440,7 @@ class LLM(BaseLLM):
         warmup: int = 0,
         round_cost: RoundCostLike | None = None,
         progress: checkpoint.Progress | None = None,
+        compiling: compilation.Progress | None = None,
     ) -> None:
         options = LoadOptions(
             adapter=adapter,
@@ -452,6 +456,8 @@ class LLM(BaseLLM):
         )
         super().__init__(model, options, choose_device(device))
         check_fits(self.config, self.device, self.dtype, self.quantize)
+        if self.device.type == "cuda":
+            triton_start.begin()
         self.tokenizer = loader.load_tokenizer(self.name, self.config)
         self.model = loader.load_weights(
             self.name,
@@ -465,7 +471,9 @@ class LLM(BaseLLM):
         self.config = self.model.config
         self._finish_loading(options)
         self.model.config = self.config
-        self.runner = loader.make_runner(self.model, options, backend=options.backend)
+        self.runner = loader.make_runner(
+            self.model, options, backend=options.backend, compiling=compiling
+        )
 
     def engine(
         self, *, max_running: int = MAX_RUNNING, token_budget: int = TOKEN_BUDGET
@@ -478,6 +486,26 @@ class LLM(BaseLLM):
             cost=self._round_cost,
             lock=self._lock,
         )
+
+    def compile_kernels(self, progress: compilation.Progress | None = None) -> list[Compiled]:
+        """Compile all kernels that this model may use, beyond those that loading it compiles.
+
+        On a GPU: for the largest rounds, for sampling, and for answers that have to fit a schema
+        or regex of the usual size. They are kept on disk. progress: as `compiling` of `LLM`.
+        """
+        compile_all = partial(
+            self.runner.backend.compile_kernels,
+            progress,
+            # Rounds of more tokens have kernels of their own only where there are experts.
+            tokens=TOKEN_BUDGET if self.config.mixture is not None else 0,
+            sampling=True,
+            fitting=True,
+        )
+        return [*self.runner.compiled, *self._lock.run(compile_all)]
+
+    def capture_graphs(self, tokens: int, progress: compilation.Progress | None = None) -> int:
+        """Those of rounds of up to so many tokens, as `warmup` does; how many they are."""
+        return self._lock.run(partial(self.runner.backend.warm_up, tokens, progress))
 
     def _measure_cost(self) -> RoundCost:
         given = self.runner, self.config, self.decode_config, self.tokenizer

@@ -18,6 +18,7 @@ from lopa.decoding.round_cost import RoundCost, RoundCostLike
 from lopa.engine.base import TOKEN_BUDGET
 from lopa.engine.prompts import token_id
 from lopa.errors import CheckpointError, ConfigError
+from lopa.kernels.compilation import Progress
 from lopa.kernels.quantize import Quantize, quantize_layer
 from lopa.models import checkpoint
 from lopa.models.config import ModelConfig
@@ -130,16 +131,22 @@ def make_runner(
     backend: str,
     agree: Callable[[int], int] = int,  # the least of what several ranks have
     share: int = 1,  # processes that share the device's memory
+    compiling: Progress | None = None,  # of kernels
 ) -> PagedRunner:
     """The runner of a loaded model; the KV cache takes the memory that is left."""
     config, parameter = model.config, next(model.parameters())
     device, dtype = parameter.device, parameter.dtype
     make = choose_backend(backend, config, device)
     memory = memory_beside_cache(options.cache_tokens, config, device, dtype)
-    prepare(model, make, agree(memory))
+    prepare(model, make, agree(memory), compiling)
     tokens = options.cache_tokens
     if tokens is None:
         tokens = max(1, default_cache_tokens(config, device, dtype) // share)
     return PagedRunner(
-        model, agree(tokens), reuse=options.prefix_reuse, backend=make, warmup=options.warmup
+        model,
+        agree(tokens),
+        reuse=options.prefix_reuse,
+        backend=make,
+        warmup=options.warmup,
+        compiling=compiling,
     )

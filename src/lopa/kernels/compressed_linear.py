@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from lopa.kernels import compilation
 from lopa.kernels.hopper.compressed_gemm import (
     CompressedWeight,
     compress,
     compressed_bytes,
+    kernel_jobs,
     tiling_of,
 )
 from lopa.kernels.quantize import QuantizedLinear, linears
@@ -30,7 +32,9 @@ class CompressedLinear(Linear):
         self.compressed = compressed
 
 
-def compress_linears(model: Transformer, memory: int) -> None:
+def compress_linears(
+    model: Transformer, memory: int, compiling: compilation.Progress | None = None
+) -> None:
     """Replace the layers that are faster so, if a share of `memory` (bytes) holds all of them."""
     layers: Any = model.layers
     owners: list[tuple[nn.Module, str]] = [one for layer in layers for one in linears(layer)]
@@ -44,6 +48,10 @@ def compress_linears(model: Transformer, memory: int) -> None:
     size = sum(compressed_bytes(linear.weight) for *_, linear in chosen)
     if not chosen or size > _SHARE * memory:
         return
+    of_each = (tiling_of(linear.weight, gated=_is_gated(name)) for _, name, linear in chosen)
+    tilings = {tiling for tiling in of_each if tiling is not None}
+    device = chosen[0][2].weight.device
+    compilation.compile_all(kernel_jobs(device, tilings), device, compiling)
     for owner, name, linear in chosen:
         if (found := compress(linear.weight, gated=_is_gated(name))) is not None:
             setattr(owner, name, CompressedLinear(linear, found))

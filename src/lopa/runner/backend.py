@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import torch
 
 from lopa.errors import DeviceError
+from lopa.kernels.compilation import Progress
 from lopa.models.config import ModelConfig
 from lopa.models.transformer import Transformer
 from lopa.runner.attention import reference_batch, sdpa_batch
@@ -22,7 +23,7 @@ _WIDTH = 16  # bytes, which rows of weights are copied by
 
 def choose_backend(name: str, config: ModelConfig, device: torch.device) -> MakeBackend:
     """`auto` is `triton` where it runs, else `sdpa`."""
-    reason = _no_triton(config, device)
+    reason = why_not_triton(config, device)
     if name == "reference":
         return partial(TorchBackend, attention=reference_batch)
     if name == "sdpa" or (name == "auto" and reason is not None):
@@ -36,16 +37,19 @@ def choose_backend(name: str, config: ModelConfig, device: torch.device) -> Make
     return TritonBackend
 
 
-def prepare(model: Transformer, backend: MakeBackend, memory: int) -> None:
+def prepare(
+    model: Transformer, backend: MakeBackend, memory: int, compiling: Progress | None = None
+) -> None:
     """Compress weights for a backend that reads them so, if `memory` (bytes) suffices."""
     made = backend.func if isinstance(backend, partial) else backend
     if made is not TorchBackend:
         from lopa.kernels.compressed_linear import compress_linears
 
-        compress_linears(model, memory)
+        compress_linears(model, memory, compiling)
 
 
-def _no_triton(config: ModelConfig, device: torch.device) -> str | None:
+def why_not_triton(config: ModelConfig, device: torch.device) -> str | None:
+    """What the backend triton lacks here; None: nothing."""
     if device.type != "cuda":
         return f"needs a CUDA device, and this one is {device}"
     if find_spec("triton") is None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lopa.config import DecodeConfig
+from lopa.kernels.compilation import Compiled, Progress
 from lopa.models.transformer import Transformer, rope
 from lopa.runner.attention import BatchAttention, Span, sdpa_batch
 from lopa.runner.batch import Batch
@@ -62,8 +63,24 @@ class TorchBackend:
     def dtype(self) -> torch.dtype:
         return self.kv_cache.keys.dtype
 
-    def warm_up(self, tokens: int) -> None:
-        """Prepare for batches of up to so many tokens; there is nothing to prepare here."""
+    def warm_up(self, tokens: int, progress: Progress | None = None) -> int:
+        """Capture the graphs of batches of up to so many tokens: their number; none here."""
+        return 0
+
+    def compile_kernels(
+        self,
+        progress: Progress | None = None,
+        *,
+        tokens: int = 0,
+        sampling: bool = False,
+        fitting: bool = False,
+    ) -> list[Compiled]:
+        """Compile the kernels of most batches, several at once; there are none here.
+
+        tokens: also of larger ones, up to so many. sampling: also those of a temperature.
+        fitting: also those of answers that have to fit an automaton of the usual size.
+        """
+        return []
 
     def open(self, slot: int, pages: Sequence[int]) -> None:
         """A slot is opened with these pages."""

@@ -20,6 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from lopa.config import DecodeConfig
+from lopa.grammar.token_automaton import FORBIDDEN, TokenAutomaton
+from lopa.kernels import compilation
+from lopa.kernels.compilation import Compiled
 from lopa.kernels.fast_linear import input_dtype, linear, logits, swiglu
 from lopa.kernels.fast_mixture import experts_dtype, mixture
 from lopa.kernels.scaled import Scaled
@@ -34,16 +37,18 @@ from lopa.models.transformer import Layer, RMSNorm, Transformer, rope
 from lopa.runner import graph_inputs
 from lopa.runner.attention import attend_whole
 from lopa.runner.backend_torch import Found, PendingStats, TorchBackend
-from lopa.runner.batch import Batch
+from lopa.runner.batch import Batch, make_batch
 from lopa.runner.constrained import keep_filled
 from lopa.runner.device_automaton import lattice_rows, tables_of
 from lopa.runner.graph_inputs import HeadInputs, HeadSizes, LayerInputs
 from lopa.runner.graphs import GraphCache, common_sizes
 from lopa.runner.kv_cache import PAGE, KVCache, pages_for
-from lopa.types import Automaton, IntArray, Plan
+from lopa.types import Automaton, Constraint, IntArray, Plan
 
 _HALF = torch.bfloat16, torch.float16  # what cuDNN's attention takes
 _SLOTS = 256  # at first; doubled when more are open, which drops all graphs
+_USUAL_TOKENS = 1024  # of the batches whose kernels are compiled ahead
+_ALIKE = 2  # layers of a kind that a trial run has: the norm between them is one of its kernels
 
 
 @dataclass(slots=True)
@@ -240,18 +245,88 @@ class TritonBackend(TorchBackend):
 
     # -- sizes --------------------------------------------------------------------------------
 
-    def warm_up(self, tokens: int) -> None:
+    def warm_up(self, tokens: int, progress: compilation.Progress | None = None) -> int:
         """Capture the graphs of batches of up to so many tokens in 16 rows, without sampling."""
         lane = self._lanes[0]
         if lane.graphs is None:
-            return
+            return 0
         self.flush()
         self._ensure_staging(lane, graph_inputs.round_up(tokens))
         layers, heads = common_sizes(tokens, self._group)
-        for sizes in layers:
+        number = len(layers) + len(heads)
+        show = progress or _show_nothing
+        for done, sizes in enumerate(layers):
+            show(done, number)
             lane.graphs.layer_graph(sizes, partial(self._write_and_run_layers, lane))
-        for head in heads:
+        for done, head in enumerate(heads, len(layers)):
+            show(done, number)
             lane.graphs.head_graph(head, partial(self._run_head, lane))
+        show(number, number)
+        return number
+
+    def compile_kernels(
+        self,
+        progress: compilation.Progress | None = None,
+        *,
+        tokens: int = 0,
+        sampling: bool = False,
+        fitting: bool = False,
+    ) -> list[Compiled]:
+        if self.device.type != "cuda":
+            return []
+        with compilation.noted() as jobs:
+            self.note_kernels(tokens, sampling=sampling, fitting=fitting)
+        return compilation.compile_all(jobs, self.device, progress)
+
+    @torch.inference_mode()
+    def note_kernels(self, tokens: int, *, sampling: bool, fitting: bool) -> None:
+        """Launch what `compile_kernels` says; the kernels are noted, and not run."""
+        lane, config = self._lanes[0], self.model.config
+        layers, heads = common_sizes(_USUAL_TOKENS, self._group)
+        more = [1 << n for n in range(_USUAL_TOKENS.bit_length(), tokens.bit_length())]
+        for sizes in [*layers, *(graph_inputs.round_layers(n, 1, self._group) for n in more)]:
+            buffer = graph_inputs.layer_buffer(sizes).to(self.device)
+            inputs = graph_inputs.split_layers(buffer, sizes)
+            self._write_kv(lane, graph_inputs.pending_writes(inputs))
+            shape = 2, sizes.tokens, config.kv_heads, config.head_dim
+            keys, values = torch.empty(shape, dtype=self.dtype, device=self.device)
+            stage = partial(_same, (keys, values))
+            for _ in self._fused_layers(inputs, stage, only=self._some_layers()):
+                pass
+        if sampling:
+            heads.append(heads[-1]._replace(sampling=True))
+        for head in heads:
+            buffer = graph_inputs.head_buffer(head).to(self.device)
+            self._run_head(lane, graph_inputs.split_head(buffer, head), head)
+        if fitting:
+            self._note_lattice(lane, 0.0)
+        if fitting and sampling:
+            self._note_lattice(lane, 1.0)
+
+    def _note_lattice(self, lane: _Lane, temperature: float) -> None:
+        """Of a row that may be any text."""
+        model, length = self.model.config, 32
+        class_of = np.ones(model.vocab_size, np.int32)
+        class_of[model.mask_id] = FORBIDDEN
+        following, nearby = np.array([[-1, 0]], np.int32), np.zeros(1, np.int32)
+        automaton = TokenAutomaton(class_of, following, 0, np.ones(1, np.bool_), nearby, 0)
+        masks = np.full((1, length), model.mask_id)
+        ends, wanted = np.array([length]), np.ones((1, length), np.bool_)
+        constraint = Constraint(automaton, 0, 0, length, length)
+        plan = Plan(1, 0, 0, 0, masks, ends, wanted, None, constraint)
+        batch, configs = (
+            make_batch([(0, plan)], model.shift),
+            [DecodeConfig(temperature=temperature)],
+        )
+        sizes = graph_inputs.head_sizes(batch, configs)
+        assert sizes is not None
+        out = self.table.new_empty(3, sizes.wanted)
+        self._run_constrained(lane, batch, configs, sizes, out)
+
+    def _some_layers(self) -> list[int]:
+        """Of each kind of layer the first few, for a trial run."""
+        kinds = [type(layer.feed_forward) for layer in self.model.layers]
+        return [i for i, kind in enumerate(kinds) if kinds[:i].count(kind) < _ALIKE]
 
     @torch.inference_mode()
     def _ensure_staging(self, lane: _Lane, tokens: int) -> None:
@@ -365,11 +440,12 @@ class TritonBackend(TorchBackend):
         inputs: LayerInputs[Tensor],
         stage: Callable[[int], tuple[Tensor, Tensor]],
         whole: int | None = None,
+        only: Sequence[int] | None = None,
     ) -> Iterator[Tensor]:
         """The residual stream after each layer, then the normed hidden states.
 
         stage: where the keys and values of a layer go. whole: tokens of one row that all see each
-        other and nothing else, without the padding.
+        other and nothing else, without the padding. only: these layers.
         """
         config = self.model.config
         count, heads, dim = len(inputs.tokens), config.heads, config.head_dim
@@ -377,11 +453,13 @@ class TritonBackend(TorchBackend):
         cos, sin = self._cos[inputs.positions], self._sin[inputs.positions]
         x = self.model.embedding(inputs.tokens)
         layers: list[Layer] = list(self.model.layers)  # type: ignore[arg-type]
+        indices = range(len(layers)) if only is None else only
         # Each norm and the layer that reads it
-        norms = [(layer.attention_norm, layer.attention.qkv) for layer in layers]
+        norms = [(layers[i].attention_norm, layers[i].attention.qkv) for i in indices]
         h = _norm(x, None, *norms[0])
         out: Tensor | Weighted
-        for index, layer in enumerate(layers):
+        for number, index in enumerate(indices, 1):
+            layer = layers[index]
             attention, feed_forward = layer.attention, layer.feed_forward
             qkv = linear(attention.qkv, h)
             keys, values = stage(index)
@@ -402,8 +480,8 @@ class TritonBackend(TorchBackend):
             else:
                 h = _norm(x, out, layer.feed_forward_norm, feed_forward.gate_up)
                 out = linear(feed_forward.down, swiglu(feed_forward, h))
-            is_last = index + 1 == len(layers)
-            h = _norm(x, out, *((self.model.norm, None) if is_last else norms[index + 1]))
+            is_last = number == len(norms)
+            h = _norm(x, out, *((self.model.norm, None) if is_last else norms[number]))
             yield x
         assert isinstance(h, Tensor)
         yield h
@@ -412,6 +490,13 @@ class TritonBackend(TorchBackend):
 def _automaton(of_plan: tuple[Plan, int]) -> Automaton | None:
     constraint = of_plan[0].constraint
     return None if constraint is None else constraint.automaton
+
+
+def _show_nothing(done: int, number: int) -> None: ...
+
+
+def _same(both: tuple[Tensor, Tensor], layer: int) -> tuple[Tensor, Tensor]:
+    return both
 
 
 def _drop_graphs(lane: _Lane) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lopa.config import DecodeConfig
+from lopa.kernels.compilation import Progress
 from lopa.models.transformer import Transformer
 from lopa.runner.backend_torch import Found, PendingStats, TorchBackend
 from lopa.runner.base import InFlight, Plans, check_kv_capacity, make_stats
@@ -58,6 +59,7 @@ class PagedRunner:
         prefill_tokens: int = PREFILL_TOKENS,
         backend: Callable[[Transformer, KVCache], TorchBackend] = TorchBackend,
         warmup: int = 0,  # prepare for rounds of up to so many tokens
+        compiling: Progress | None = None,  # of kernels
     ) -> None:
         self.model = model
         self.config = model.config
@@ -71,6 +73,7 @@ class PagedRunner:
         self._free: list[int] = []
         # By lane: whose staged rows the backend holds
         self._latest: list[PendingStats | None] = [None] * self.backend.lanes
+        self.compiled = self.backend.compile_kernels(compiling)
         if warmup:
             self.backend.warm_up(warmup)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lopa.kernels.hopper import nvrtc
+from lopa.kernels.hopper.binary_cache import kept_or
 
 GROUP = 16  # rows of a weight that are stored together: see `arrange_rows`
 EIGHT = 8  # rows or tokens of a core matrix of wgmma
@@ -18,6 +19,7 @@ CHUNK = 64  # of the inner axis, per pipeline stage: 128 bytes, a row of the swi
 ALIGNMENT = 1024  # bytes, of the stages
 STAGES_BYTES = 227 * 1024 - 512 - ALIGNMENT  # of shared memory for stages; the rest is barriers
 _REGISTERS = 65536  # of a multiprocessor
+SOURCE_SIZE = 4000  # of a kernel to compile, as `compilation` puts them in order
 
 
 @cache
@@ -81,7 +83,18 @@ def compile_source(name: str, sizes: Mapping[str, int], mma: str) -> nvrtc.Binar
     """The file `name` beside this one, with `mma_source`'s result as mma.h."""
     here = files("lopa.kernels.hopper")
     source, common = (here.joinpath(n).read_text(encoding="utf-8") for n in (name, "common.h"))
-    return nvrtc.compile_source(name, source, sizes, {"common.h": common, "mma.h": mma})
+    headers = {"common.h": common, "mma.h": mma}
+    return kept_or(
+        lambda: nvrtc.compile_source(name, source, sizes, headers),
+        name,
+        {"source": source, **headers, **sizes},
+    )
+
+
+class Unlaunched:
+    """In place of a kernel that is not compiled yet, in a trial run."""
+
+    def launch(self, grid: Sequence[int], *arguments: object) -> None: ...
 
 
 def load_kernel(

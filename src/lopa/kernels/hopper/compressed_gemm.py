@@ -11,12 +11,14 @@ not reach, about one weight in ten thousand, are stored in full.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterable
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lopa.kernels import compilation
 from lopa.kernels.hopper import common as hopper
 from lopa.kernels.hopper import nvrtc
 from lopa.kernels.hopper.common import ALIGNMENT, CHUNK, GROUP, STAGES_BYTES, arrange_rows
@@ -127,7 +129,7 @@ class CompressedWeight:
 
         The kernel reads the weight before the kernel in front of it has ended.
         """
-        kernel = _kernel(x.device, self.tiling)
+        kernel = _kernel(x.device, self.tiling)  # `compress` has made sure of it
         if kernel is None or not self.supports(x):
             raise ValueError(f"no kernel for {list(x.shape)} in {x.dtype}")
         out = x.new_empty(len(x), self.columns)
@@ -139,6 +141,12 @@ class CompressedWeight:
             *(partial, self._arrived),
         )
         return out
+
+
+def kernel_jobs(device: torch.device, tilings: Iterable[CompressedTiling]) -> compilation.Jobs:
+    """What `compress` would otherwise compile one after the other."""
+    name, size = "compressed_gemm", hopper.SOURCE_SIZE
+    return {one: compilation.Job(name, size, partial(_kernel, device, one)) for one in tilings}
 
 
 def compress(weight: Tensor, *, gated: bool) -> CompressedWeight | None:

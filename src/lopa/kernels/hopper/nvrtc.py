@@ -58,6 +58,17 @@ def compile_source(
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
+@cache
+def version() -> tuple[int, int] | None:
+    """Of the compiler; None where there is none."""
+    library = compiler()
+    if library is None:
+        return None
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    call(library, "nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
 class TensorMap:
     """A CUtensorMap of a bf16 view: axes in any order, the last one dense.
 

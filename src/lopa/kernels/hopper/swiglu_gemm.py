@@ -7,12 +7,13 @@ positions. Elsewhere cuBLASLt is as fast or faster (measurements/kernels.md).
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lopa.kernels import compilation
 from lopa.kernels.hopper import common as hopper
 from lopa.kernels.hopper import nvrtc
 from lopa.kernels.hopper.common import ALIGNMENT, CHUNK, EIGHT, GROUP, STAGES_BYTES, arrange_rows
@@ -93,7 +94,7 @@ def supports(x: Tensor, weight: Tensor, *, gated: bool) -> bool:
         and x.is_contiguous()
         and weight.is_contiguous()
         and (tiling := _tiling_of(x, weight, gated)) is not None
-        and _kernel(x.device, tiling) is not None
+        and _known_kernel(x.device, tiling) is not None
     )
 
 
@@ -104,7 +105,7 @@ def swiglu_gemm(x: Tensor, weight: Tensor, *, gated: bool) -> Tensor:
     of it has ended.
     """
     tiling = _tiling_of(x, weight, gated)
-    kernel = tiling and _kernel(x.device, tiling)
+    kernel = tiling and _known_kernel(x.device, tiling)
     if tiling is None or kernel is None:
         raise ValueError(f"no kernel for {list(x.shape)} by {list(weight.shape)}")
     (tokens, inner), rows = x.shape, len(weight)
@@ -137,6 +138,14 @@ def binary(tiling: GemmTiling) -> nvrtc.Binary:
 def _tiling_of(x: Tensor, weight: Tensor, gated: bool) -> GemmTiling | None:
     tokens, inner = x.shape
     return choose_tiling(tokens, len(weight), inner, hopper.sm_count(x.device), gated=gated)
+
+
+def _known_kernel(
+    device: torch.device, tiling: GemmTiling
+) -> nvrtc.Kernel | hopper.Unlaunched | None:
+    load = partial(_kernel, device, tiling)
+    is_noted = compilation.note("swiglu_gemm", (device, tiling), hopper.SOURCE_SIZE, load)
+    return hopper.Unlaunched() if is_noted else load()
 
 
 @cache

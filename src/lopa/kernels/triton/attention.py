@@ -56,7 +56,8 @@ def _softmax_step(scores, values, scale, best, total, mixed, PRECISE: tl.constex
     return new, total, mixed
 
 
-@triton.jit
+# By value, so that a kernel serves every number of splits
+@triton.jit(do_not_specialize=["splits"])
 def _attend(
     q,  # [T, heads, D], token stride given
     k,  # [T, kv_heads, D], token stride given
@@ -65,8 +66,8 @@ def _attend(
     cache_v,
     paged_k,  # the same [S, kv_heads · D] by descriptor, PAGE · D at a time
     paged_v,
-    out,  # [T, heads, D], or with SPLITS > 1 [SPLITS, T, heads, D] in fp32
-    lse,  # [SPLITS, T, heads] in fp32, log2
+    out,  # [T, heads, D], or if SPLIT [splits, T, heads, D] in fp32
+    lse,  # [splits, T, heads] in fp32, log2
     tile_row,
     tile_at,
     row_begin,
@@ -82,12 +83,13 @@ def _attend(
     q_stride,
     k_stride,
     v_stride,
+    splits,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
     PAGE: tl.constexpr,
     TILE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     LOOKED_UP: tl.constexpr,
     PRECISE: tl.constexpr,
 ):
@@ -125,7 +127,7 @@ def _attend(
     # This split's share of the pages.
     inside_page = tl.arange(0, PAGE)
     count = tl.cdiv(cached, PAGE)
-    share = tl.cdiv(count, SPLITS)
+    share = tl.cdiv(count, splits) if SPLIT else count
     first = split * share
     last = tl.minimum(first + share, count)
     if not PRECISE:  # not in fp32, which is for checks and slow to compile
@@ -156,7 +158,7 @@ def _attend(
         scores = tl.where(live[:, None] & seen[None, :], scores, -float("inf"))
         best, total, mixed = _softmax_step(scores, values, scale, best, total, mixed, PRECISE)
     # The window, in the last split.
-    window = tl.where(split == SPLITS - 1, length, 0)
+    window = tl.where(split == splits - 1, length, 0) if SPLIT else length
     for at in tl.range(0, window, PAGE, num_stages=1):
         column = at + inside_page
         there = column < length
@@ -179,34 +181,39 @@ def _attend(
         result.to(out.dtype.element_ty),
         mask=live[:, None],
     )
-    if SPLITS > 1:
+    if SPLIT:
         level = tl.where(total > 0, best + tl.log2(tl.where(total > 0, total, 1.0)), -float("inf"))
         tl.store(lse + place, level, mask=live)
 
 
-@triton.jit
-def _merge(parts, lse, out, count, D: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr):
-    """parts [SPLITS, count, D] in fp32 → out [count, D]; count = T · heads."""
+@triton.jit(do_not_specialize=["splits"])
+def _merge(
+    parts, lse, out, count, splits, D: tl.constexpr, MOST_SPLITS: tl.constexpr, ROWS: tl.constexpr
+):
+    """parts [splits, count, D] in fp32 → out [count, D]; count = T · heads."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     live = row < count
     dims = tl.arange(0, D)
     best = tl.full([ROWS], -float("inf"), tl.float32)
-    for split in tl.static_range(SPLITS):
-        level = tl.load(lse + split * count + row, mask=live, other=0.0)
+    for split in tl.static_range(MOST_SPLITS):
+        there = live & (tl.full([ROWS], split, tl.int32) < splits)
+        level = tl.load(lse + split * count + row, mask=there, other=-float("inf"))
         best = tl.maximum(best, level)
+    best = tl.where(live, best, 0.0)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, D], tl.float32)
-    for split in tl.static_range(SPLITS):
-        level = tl.load(lse + split * count + row, mask=live, other=0.0)
+    for split in tl.static_range(MOST_SPLITS):
+        there = live & (tl.full([ROWS], split, tl.int32) < splits)
+        level = tl.load(lse + split * count + row, mask=there, other=-float("inf"))
         weight = tl.exp2(level - best)
         part = tl.load(
             parts + (split * count + row).to(tl.int64)[:, None] * D + dims[None, :],
-            mask=live[:, None],
+            mask=there[:, None],
             other=0.0,
         )
         total += weight
         mixed += part * weight[:, None]
-    mixed = mixed / total[:, None]
+    mixed = mixed / tl.where(live, total, 1.0)[:, None]
     tl.store(
         out + row.to(tl.int64)[:, None] * D + dims[None, :],
         mixed.to(out.dtype.element_ty),
@@ -236,7 +243,7 @@ def attend(
     if q.stride()[1:] != (dim, 1) or k.stride()[1:] != (dim, 1) or v.stride()[1:] != (dim, 1):
         raise ValueError("the heads of a token must lie side by side")
     out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
-    parts, lse = out, out
+    parts, lse, is_precise = out, out, q.dtype is torch.float32
     if splits > 1:
         parts = torch.empty(splits, tokens, heads, dim, dtype=torch.float32, device=q.device)
         lse = torch.empty(splits, tokens, heads, dtype=torch.float32, device=q.device)
@@ -262,20 +269,25 @@ def attend(
         q.stride(0),
         k.stride(0),
         v.stride(0),
+        splits,
         HEADS=heads,
         KV_HEADS=kv_heads,
         D=dim,
         PAGE=PAGE,
         TILE=TILE,
-        SPLITS=splits,
+        SPLIT=splits > 1,
         LOOKED_UP=_LOOKED_UP,
-        PRECISE=q.dtype == torch.float32,
-        num_warps=4,
-        num_stages=stages if q.dtype != torch.float32 else 1,
+        PRECISE=is_precise,
+        # In fp32 the products are unrolled: fewer warps spill registers and take long to compile.
+        num_warps=16 if is_precise else 4,
+        num_stages=1 if is_precise else stages,
     )
     if splits > 1:
         count = tokens * heads
-        _merge[(triton.cdiv(count, 8),)](parts, lse, out, count, D=dim, SPLITS=splits, ROWS=8)
+        most = max(splits, _MOST_SPLITS)
+        _merge[(triton.cdiv(count, 8),)](
+            parts, lse, out, count, splits, D=dim, MOST_SPLITS=most, ROWS=8
+        )
     return out
 
 
@@ -286,5 +298,9 @@ def stages_for(programs: int, head_bytes: int, shared: int) -> int:
 
 
 def most_tiles(tokens: int, rows: int, group: int) -> int:
-    """The most tiles that a batch of so many tokens and rows can need."""
-    return triton.cdiv(tokens * group, TILE) + rows
+    """The most tiles that a batch of so many tokens and rows can need.
+
+    Whole 16 bytes of them, so that what lies behind them in a buffer is aligned: Triton compiles
+    another kernel for pointers that are not.
+    """
+    return triton.cdiv(triton.cdiv(tokens * group, TILE) + rows, 4) * 4

@@ -284,7 +284,8 @@ def group(chosen: Tensor, experts: int, size: int, counts: Tensor | None = None)
     counts: [experts] int32, where the number of pairs of each expert is written.
     """
     pairs = chosen.numel()
-    tiles = pairs // size + experts  # the most there can be
+    # The most there can be, in whole 16: Triton compiles another kernel for what is not aligned.
+    tiles = triton.cdiv(pairs // size + experts, 16) * 16
     found = chosen.new_empty((3, tiles))
     order = chosen.new_empty(pairs)
     counts = chosen.new_empty(experts) if counts is None else counts

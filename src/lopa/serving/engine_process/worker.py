@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from lopa.engine.llm import BaseLLM
 
 _SUFFIX = "the suffix"
+_NOTE_SECONDS = 1.0  # of compiling kernels, until the log says so
 _BEAT_SECONDS = 1.0  # between signs of life while the model is loaded
 
 
@@ -391,11 +392,34 @@ def _beat(channel: Channel, loaded: threading.Event) -> None:
             channel.send({"beat": True})
 
 
+class _CompileNotes:
+    """Lines for the log, where a GPU's kernels take long to compile."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._since = time.monotonic()
+        self._is_noted = False
+
+    def show(self, done: int, total: int) -> None:
+        if not done:
+            self._since, self._is_noted = time.monotonic(), False
+            return
+        seconds = time.monotonic() - self._since
+        if done == total and self._is_noted:
+            self._report(f"{total} kernels compiled in {seconds:.1f} s")
+        elif done < total and not self._is_noted and seconds > _NOTE_SECONDS:
+            self._is_noted = True
+            self._report(f"compiling {total} kernels for this GPU, once")
+
+
 def _load(config: EngineConfig, report: Callable[[str], None]) -> BaseLLM:
     if config.ranks == 1:
         from lopa.engine.llm import LLM
 
-        return LLM(config.model, **config.llm)
+        llm = LLM(config.model, compiling=_CompileNotes(report).show, **config.llm)
+        # A request with a temperature or a schema would make all others wait for its kernels.
+        llm.compile_kernels(_CompileNotes(report).show)
+        return llm
     from lopa.distributed.fork_server import ForkServer
 
     # It imports torch while this process does.
