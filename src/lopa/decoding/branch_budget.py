@@ -44,7 +44,7 @@ GAIN_SHARES: dict[AcceptName, tuple[float, ...]] = {
     "agreed": (1.25, 0.9, 0.7, 0.5),
     "exact": (1.0, 1.0, 1.0, 1.0),
 }
-WAITING_GAIN_SHARE = 0.05  # of all that, while the first block waits: it would fill up anyway
+WAITING_GAIN_SHARE = 0.3  # of all that, while the first block waits: it would fill up anyway
 # Prior of the tokens that a round without branches brings. As long as no EOS is in view (open) the
 # answer is a long one, and those start slowly and get faster.
 PRIOR_TOKENS, PRIOR_TOKENS_OPEN = 1.8, 5.0

@@ -18,8 +18,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
-
 from lopa.config import AUTO_BRANCHES, DecodeConfig
 from lopa.decoding.decoder import Decoder
 from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, USUAL_ROW, RoundCost
@@ -114,10 +112,9 @@ def _cost(timed: list[_Timed], agree: Callable[[float], float], runner: Runner) 
     if not runner.is_async:  # nothing works meanwhile
         host, records = [seconds + records for seconds in host], 0.0
     points: dict[int, float] = {}
-    for one, (whole, *_) in zip(timed, medians, strict=True):
+    for one, (whole, on_host, _) in zip(timed, medians, strict=True):
         if one.sessions == 1 or one.tokens > max(points):
-            on_host = one.sessions * float(np.interp(one.branches, AUTO_BRANCHES, host))
-            points[one.tokens] = max(whole - on_host, whole / 100)
+            points[one.tokens] = max(whole - (on_host - (first - own)), whole / 100)
     # More tokens never cost less.
     rising = itertools.accumulate((points[tokens] for tokens in sorted(points)), max)
     return RoundCost(
