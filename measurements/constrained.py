@@ -4,8 +4,9 @@
     python measurements/constrained.py --cpu      # rounds of the built-in model
 
 On a GPU: whether the kernels give what the plain lattice gives, how long compiling takes, the time
-on the device that a round of 8 rows of 64 masks has more than without a schema, and the host's. The
-vocabulary is made up: as many tokens as Dream has, of words, punctuation and digits.
+on the device that a round of 8 rows of 64 masks has more than without a schema, by its parts, and
+the host's; and how long the parts take in other tiles. The vocabulary is made up: as many tokens as
+Dream has, of words, punctuation and digits.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -81,9 +84,28 @@ def plan_of(automaton: Any, rows: int) -> Plan:
 def on_gpu() -> dict[str, Any]:
     from graph_time import microseconds
     from lopa.kernels.triton.confidence import RANKINGS, confidence
-    from lopa.kernels.triton.lattice import fill_lattice
-    from lopa.runner.device_automaton import lattice_rows, tables_of
+    from lopa.kernels.triton.lattice import LatticeWork, Tables, Tiling, fill_lattice
+    from lopa.runner.device_automaton import lattice_rows, make_tables, tables_of
 
+    def timed(work: Callable[[], object]) -> float:
+        return round(microseconds(lambda _: work(), 4), 1)
+
+    def spent(work: Callable[[], object]) -> float:
+        times = []
+        for _ in range(30):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            work()
+            times.append(1e6 * (time.perf_counter() - began))
+        return round(statistics.median(times), 1)
+
+    tilings = [
+        *(Tiling(lanes=lanes) for lanes in (64, 128, 256, 512, 1024)),
+        *(Tiling(lanes=lanes, inputs=4) for lanes in (128, 256, 512)),
+        *(Tiling(chunk=chunk, chunk_warps=1) for chunk in (256, 512, 1024)),
+        *(Tiling(chunk=chunk, chunk_warps=2) for chunk in (512, 1024, 2048)),
+        *(Tiling(states=n, statistics_warps=w) for n in (4, 8, 16) for w in (2, 4)),
+    ]
     device = torch.device("cuda")
     compiler = Compiler(MadeUpVocabulary(), vocab_size=VOCAB, forbidden={MASK})
     began = time.perf_counter()
@@ -123,26 +145,54 @@ def on_gpu() -> dict[str, Any]:
         found[f"{name}: ranking, largest difference"] = float(np.abs(values[1] - ranking).max())
 
     plan = plan_of(automaton, ROWS)
-    for ranking_name in ("neg_entropy", "max_prob"):
+    rows = lattice_rows([plan], MASK, device)
+
+    def parts_of(
+        given: tuple[Any, ...], tables: Tables, out: torch.Tensor
+    ) -> dict[str, Callable[[], None]]:
+        work = LatticeWork(*given, tables, rows, sampling=False)
+        parts = {
+            "class scores": work.score_classes,
+            "bundle weights": work.weigh_bundles,
+            "passes": work.sum_paths,
+            "walk": work.walk,
+            "statistics": lambda: work.find_statistics(out, 0),
+        }
+        for part in parts.values():  # each reads what those before it have found
+            part()
+        return parts
+
+    for ranking_name in ("max_prob", "neg_entropy"):
         config = DecodeConfig(ranking=ranking_name)  # type: ignore[arg-type]
         given = inputs(plan, config, torch.bfloat16)
         out = torch.zeros(3, len(given[0]), dtype=torch.int32, device=device)
-        rows = lattice_rows([plan], MASK, device)
-        fits = microseconds(
-            lambda _, g=given, o=out, r=rows: fill_lattice(*g, tables, r, o, 0, sampling=False), 4
-        )
-        plain = microseconds(lambda _, g=given, o=out: confidence(*g, MASK, o, sampling=False), 4)
-        found[f"{ranking_name}: device µs"] = round(fits, 1)
-        found[f"{ranking_name}: without a schema, device µs"] = round(plain, 1)
-        spent = []
-        for _ in range(20):
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            rows = lattice_rows([plan], MASK, device)
-            fill_lattice(*given, tables, rows, out, 0, sampling=False)
-            spent.append(1e6 * (time.perf_counter() - began))
+        fill = partial(fill_lattice, *given, tables, rows, out, 0, sampling=False)
+        plain = partial(confidence, *given, MASK, out, sampling=False)
+        found[f"{ranking_name}: device µs"] = timed(fill)
+        found[f"{ranking_name}: without a schema, device µs"] = timed(plain)
+        for name, part in parts_of(given, tables, out).items():
+            found[f"{ranking_name}: {name}, device µs"] = timed(part)
         # While the device runs the layers: it is waited for only where it is more than those take.
-        found[f"{ranking_name}: host µs"] = round(statistics.median(spent), 1)
+        found[f"{ranking_name}: host µs"] = spent(
+            lambda f=fill: (lattice_rows([plan], MASK, device), f())
+        )
+        found[f"{ranking_name}: of these the rows, host µs"] = spent(
+            lambda: lattice_rows([plan], MASK, device)
+        )
+        found[f"{ranking_name}: of these the memory, host µs"] = spent(
+            lambda g=given: LatticeWork(*g, tables, rows, sampling=False)
+        )
+        if ranking_name == "max_prob":
+            continue
+        json.dump(found, sys.stderr, indent=2, ensure_ascii=False)  # before the long rest
+        expected = out.clone()
+        for tiling in tilings:
+            changed = {k: v for k, v in tiling._asdict().items() if v != getattr(Tiling(), k)}
+            name = ", ".join(f"{k} {v}" for k, v in changed.items()) or "as it is"
+            parts = parts_of(given, make_tables(automaton, device, tiling), out)
+            found[f"{name}: tokens differing"] = float((out[0] != expected[0]).float().mean())
+            for which in ("class scores", "passes", "statistics"):
+                found[f"{name}: {which}, device µs"] = timed(parts[which])
     return found
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import accept_report
 import checkpoints_report
+import experts_report
 import precision_report
 import ranks_report
 import rounds_report
@@ -34,6 +35,7 @@ PAGES = (
 REPORTS = (
     accept_report,
     checkpoints_report,
+    experts_report,
     precision_report,
     ranks_report,
     rounds_report,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from urllib.parse import parse_qs
@@ -132,6 +133,38 @@ def test_settings_and_their_errors(open_page: OpenPage) -> None:
     field(page, "Prompt").fill("   ")
     page.get_by_role("button", name="Run", exact=True).click()
     expect(page.get_by_role("alert").first).to_have_text(re.compile("Write a prompt first"))
+
+
+def test_an_answer_that_fits_a_schema(open_page: OpenPage) -> None:
+    page = open_page("#generate?max_new_tokens=64", expected=("400",))
+    page.locator("#view-generate summary", has_text="Schema").click()
+    schema = field(page, "JSON Schema")
+    button = page.get_by_role("button", name="Run", exact=True)
+
+    # What is no JSON is not sent; what the server refuses is said at the field.
+    schema.fill("{")
+    button.click()
+    expect(page.locator("#schema-error")).to_contain_text("no JSON")
+    expect(schema).to_be_focused()
+    schema.fill('{"not": {}}')
+    expect(page.locator("#schema-error")).to_be_empty()
+    button.click()
+    expect(page.locator("#schema-error")).to_contain_text("not")
+    expect(schema).to_have_attribute("aria-invalid", "true")
+
+    properties = {"answer": {"type": "integer"}, "sure": {"type": "boolean"}}
+    given = {"type": "object", "properties": properties, "required": ["answer", "sure"]}
+    schema.fill(json.dumps(given))
+    run(page)
+    answer = json.loads(page.locator("#answer").text_content() or "")
+    assert isinstance(answer["answer"], int)
+    assert isinstance(answer["sure"], bool)
+
+    # The address holds it too.
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    expect(schema).to_be_visible()
+    assert json.loads(schema.input_value()) == given
 
 
 def test_theme(open_page: OpenPage) -> None:

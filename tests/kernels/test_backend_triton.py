@@ -26,7 +26,7 @@ from lopa.runner.batch import make_batch
 from lopa.runner.graphs import GraphCache, common_sizes
 from lopa.runner.kv_cache import PAGE
 from lopa.runner.paged import PagedRunner
-from lopa.types import Plan
+from lopa.types import Gap, Plan
 
 pytestmark = [
     pytest.mark.engine,
@@ -177,6 +177,32 @@ def test_answers_that_have_to_fit(backend: type[TritonBackend], temperature: flo
             pass
         found.append([session.output.token_ids for session in sessions if session.output])
     assert found[0] == found[1]
+
+
+def test_gaps_have_graphs_too() -> None:
+    """One length is chosen of two, beside an answer that has to fit."""
+    llm = load("dream_0")
+    vocab, eos = llm.config.vocab_size, llm.config.eos_ids
+    config = llm.decode_config(branches=1, block_size=4, max_new_tokens=4, threshold=0.0)
+    gaps = [Gap((2, 4), (9, 10, 11))]
+    found = []
+    ours = PagedRunner(llm.model, 2048, backend=Replayed)
+    for runner in (llm.runner, ours):
+        sessions = [
+            llm.session_from_ids([5, 6, 7], config, gaps=gaps),
+            llm.session_from_ids([5, 6, 7], config, automaton=literal([5, 6], vocab, eos)),
+        ]
+        for _ in Scheduler(runner).run(iter(sessions)):
+            pass
+        found.append([session.output.token_ids for session in sessions if session.output])
+    assert found[0] == found[1]
+    session = llm.session_from_ids([5, 6, 7], config, gaps=gaps)
+    for _ in Scheduler(ours).run(iter([session])):
+        pass
+    assert session.output is not None
+    assert session.output.token_ids == found[0][0]
+    assert isinstance(ours.backend, Replayed)
+    assert {sizes.never for sizes in ours.backend.graphs.heads} == {1}  # EOS
 
 
 def test_settings_that_the_confidence_kernel_lacks() -> None:

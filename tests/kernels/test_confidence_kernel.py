@@ -63,3 +63,38 @@ def test_rows_of_one_batch_have_settings_of_their_own() -> None:
         assert out[0, i] == token
         found = out[1:, i].view(torch.float32)
         torch.testing.assert_close(found, torch.cat(others), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("ranking", list(RANKINGS))
+@pytest.mark.parametrize(("temperature", "vocab"), [(0.0, 2 * BLOCK + 90), (0.7, 50)])
+def test_excluded_and_expected_tokens(ranking: Any, temperature: float, vocab: int) -> None:
+    torch.manual_seed(vocab)
+    logits = 4 * torch.randn(8, vocab)
+    logits[0, 3] = logits[1, 3] = 40  # excluded, and by far the likeliest
+    logits[2, vocab - 1] = 40
+    positions = torch.randint(0, 1000, (8,))
+    config = DecodeConfig(ranking=ranking, temperature=temperature, seed=5)
+    never = [(3, vocab - 1)] * 4 + [()] * 4
+    expected = torch.tensor([-1, 20, -1, vocab - 1, -1, 3, 17, 0])  # excluded ones may be asked for
+    own = config.seed, config.tempers_confidence, RANKINGS[ranking]
+    settings = torch.stack([positions, *(torch.full_like(positions, n) for n in own)], 1)
+    out = torch.zeros(3, 8, dtype=torch.int32)
+    heat = torch.full((8,), temperature)
+    confidence(
+        logits,
+        settings,
+        heat,
+        17,
+        out,
+        sampling=temperature > 0,
+        never=torch.tensor([[*tokens, -1, -1, -1, -1][:4] for tokens in never], dtype=torch.int32),
+        expected=expected.int(),
+    )
+    for i, tokens in enumerate(never):
+        here = slice(i, i + 1)
+        token, *others = statistics(
+            logits[here], positions[here], 17, config, tokens, expected[here]
+        )
+        assert out[0, i] == token
+        found = out[1:, i].view(torch.float32)
+        torch.testing.assert_close(found, torch.cat(others), rtol=1e-5, atol=1e-6)

@@ -12,14 +12,16 @@ from small_automata import automaton_of, balanced
 from lopa import DecodeConfig
 from lopa.grammar.token_automaton import TokenAutomaton
 from lopa.kernels.triton.confidence import RANKINGS
-from lopa.kernels.triton.lattice import fill_lattice
+from lopa.kernels.triton.lattice import Tiling, fill_lattice
 from lopa.runner.class_scores import class_scores
 from lopa.runner.constrained import constrained_statistics
-from lopa.runner.device_automaton import lattice_rows, tables_of
+from lopa.runner.device_automaton import lattice_rows, make_tables, tables_of
 from lopa.types import Constraint, Plan
 
 VOCAB, MASK, EOS = 1300, 7, 8
 CPU = torch.device("cpu")
+# Partial sums of partial sums, chunks of a class, tiles that are not full
+SMALL = Tiling(lanes=32, inputs=2, chunk=256, positions=3, states=2)
 
 
 def pairs() -> TokenAutomaton:
@@ -58,8 +60,15 @@ def plans() -> list[Plan]:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("ranking", ["neg_entropy", "max_prob"])
-@pytest.mark.parametrize(("temperature", "size"), [(0.0, 3.0), (0.8, 3.0), (0.0, 12.0)])
+@pytest.mark.parametrize(
+    ("ranking", "temperature", "size"),
+    [
+        ("neg_entropy", 0.0, 3.0),
+        ("max_prob", 0.8, 3.0),
+        ("neg_entropy", 0.8, 12.0),
+        ("max_prob", 0.0, 12.0),
+    ],
+)
 def test_equals_the_plain_lattice(ranking: Any, temperature: float, size: float) -> None:
     torch.manual_seed(3)
     config = DecodeConfig(ranking=ranking, temperature=temperature, seed=2**60 + 3)
@@ -70,7 +79,8 @@ def test_equals_the_plain_lattice(ranking: Any, temperature: float, size: float)
     logits = size * torch.randn(len(positions), VOCAB)
     logits[0, 100] = logits[0, 90] = 40.0  # a tie
     logits[1, 200] = -torch.inf
-    out = check_against_plain(both, automaton, config, logits, positions)
+    tiling = Tiling() if size == 12.0 else SMALL
+    out = check_against_plain(both, automaton, config, logits, positions, tiling)
     assert (out[1] > 0.999).any()
 
 
@@ -80,6 +90,7 @@ def check_against_plain(
     config: DecodeConfig,
     logits: torch.Tensor,
     positions: torch.Tensor,
+    tiling: Tiling,
 ) -> Any:
     expected = []
     end = 0
@@ -96,7 +107,7 @@ def check_against_plain(
         logits,
         settings,
         heat,
-        tables_of(automaton, CPU),
+        make_tables(automaton, CPU, tiling),
         lattice_rows(both, MASK, CPU),
         out,
         1,
@@ -116,7 +127,33 @@ def test_few_states_and_classes() -> None:
     automaton = balanced(40, 41, [50, 51], 2, VOCAB, [EOS])
     plan = plan_of(automaton, [[1, 2, *[MASK] * 6]], [11], 6)
     positions = torch.arange(5, 11)
-    check_against_plain([plan], automaton, DecodeConfig(), torch.randn(6, VOCAB), positions)
+    logits = torch.randn(6, VOCAB)
+    check_against_plain([plan], automaton, DecodeConfig(), logits, positions, Tiling())
+
+
+def test_states_of_many_transitions() -> None:
+    """From one state to 11 others, from these to one: more than a node has inputs."""
+    torch.manual_seed(2)
+    table: list[dict[int, int]] = [{20 + i: 1 + i for i in range(11)}]
+    table += [{40 + i: 12, 60: 1 + i} for i in range(11)]
+    automaton = automaton_of([*table, {60: 0, 61: 13}, {}], [13], VOCAB, [EOS])
+    plan = plan_of(automaton, [[1, 2, *[MASK] * 7], [1, 2, 25, MASK, 60, *[MASK] * 4]], [12] * 2, 7)
+    row, column = plan.wanted.nonzero()
+    logits, positions = 2 * torch.randn(len(row), VOCAB), torch.from_numpy(3 + column)
+    check_against_plain([plan], automaton, DecodeConfig(), logits, positions, SMALL)
+
+
+def test_more_states_than_a_row_reaches() -> None:
+    """Three tiles: one behind the row's state, one that it is in, one that it comes to later."""
+    torch.manual_seed(4)
+    table = [{20 + i % 5: i + 1, 60: i, 61: min(i + 30, 90)} for i in range(90)]
+    automaton = automaton_of([*table, {}], [90], VOCAB, [EOS])
+    plan = plan_of(automaton, [[1, 2, *[MASK] * 5], [1, 2, 61, MASK, MASK, 60, MASK]], [10] * 2, 60)
+    assert plan.constraint is not None
+    plan.constraint = plan.constraint._replace(state=40)
+    row, column = plan.wanted.nonzero()
+    logits, positions = 2 * torch.randn(len(row), VOCAB), torch.from_numpy(3 + column)
+    check_against_plain([plan], automaton, DecodeConfig(), logits, positions, SMALL)
 
 
 def test_what_is_no_number_stays_none() -> None:

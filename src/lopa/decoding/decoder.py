@@ -180,7 +180,7 @@ class Decoder:
     def take(self, branches: int, rounds: int = 1) -> None:
         """Have so many branches, of those offered, in the next so many rounds.
 
-        Those behind the first offer none. One in which the first block waits has none.
+        The rounds behind the first one offer none.
         """
         self.drafts = self.drafts[:branches]
         self._taken, self._offer = self._offer, None
@@ -294,7 +294,7 @@ class Decoder:
         most = self.config.most_branches
         if held:
             self._held_rounds -= 1
-            most = 0 if following.is_waiting else self._held
+            most = self._held
         else:
             self._taken = None
         if most:

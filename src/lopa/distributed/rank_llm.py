@@ -86,9 +86,9 @@ class RankLLM(BaseLLM):
     # -- what a round costs: the same number on every rank, by whoever's clock -----------------
 
     def _measure_cost(self) -> RoundCost:
-        measure = cost_measurement.measure
-        runner, agree = self.runner, self.mesh.max_over_ranks
-        return self._lock.run(partial(measure, runner, self.config, self.decode_config, agree))
+        given = self.runner, self.config, self.decode_config
+        agree = self.mesh.max_over_ranks
+        return self._lock.run(partial(cost_measurement.measure, *given, agree=agree))
 
     def _kept_cost(self) -> RoundCost | None:
         found = super()._kept_cost() if self.mesh.rank == 0 else None

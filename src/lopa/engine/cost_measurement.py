@@ -1,7 +1,9 @@
 """What a round costs on this device, measured once: the budget of `branches="auto"` needs it.
 
 Whole rounds are timed, the decoder's own time included: of one session, for the numbers of branches
-that auto chooses from, and of several, which cost the host more. Where a round takes long the
+that auto chooses from, and of several, which cost the host more. How much more a session with
+branches costs the host is not timed: rounds that are made to be alike agree on nothing, and what
+branches agree on is what takes the time. Where a round takes long the
 largest are left out, since on a slow device time grows with tokens evenly. An asynchronous runner
 is timed as it goes on from round to round of one answer: after a round of another size it takes
 longer. The measure belongs to the run, not to a request: it is taken once and kept.
@@ -41,6 +43,9 @@ ROUND_SIZES = (
 )
 PREFIX = 32  # of the prompt
 QUOTA = 2  # tokens of each block that a round fills
+# What a session takes the host, records included, over one without branches: by AUTO_BRANCHES, on
+# the built-in tasks (`lopa study load` with many requests at once).
+HOST_GROWTH = (1.0, 1.4, 1.7, 2.25, 3.1)
 # Rounds timed for each number of branches, in turn: a disturbance meets them all.
 LEAST_TURNS, MOST_TURNS = 7, 30
 ENOUGH = 2.0  # seconds: with the least turns done, no more are begun
@@ -51,8 +56,8 @@ def measure(
     runner: Runner,
     model: ModelConfig,
     settings: Callable[..., DecodeConfig],  # makes a configuration that suits the model
-    agree: Callable[[float], float] = float,
     tokenizer: Tokenizer | None = None,  # of who makes text of what is decoded
+    agree: Callable[[float], float] = float,
 ) -> RoundCost:
     """agree: makes one number of what the clocks of several ranks say, the same on each of them."""
     timed: list[_Timed] = []
@@ -62,11 +67,7 @@ def measure(
                 break
             one = _Timed(runner, model, settings, tokenizer, *size)
             try:
-                # Kernels are compiled; and with fewer and fewer masks graphs are captured, which
-                # would be counted as the host's part. Of the largest only the device's part counts.
-                if runner.is_async and size != ROUND_SIZES[-1]:
-                    one.run_through()
-                for _ in range(2):
+                for _ in range(2):  # the first may compile kernels
                     one.turn()
             except CapacityError:  # nor would an answer with so many branches have room
                 break
@@ -75,6 +76,10 @@ def measure(
                 timed.append(one)
             else:
                 one.engine.close()
+        # As masks get fewer, graphs of more sizes are captured: not while rounds are timed. The
+        # largest rounds keep their size meanwhile.
+        for one in timed[:-1] if runner.is_async else ():
+            one.run_through()
         for one in timed:
             one.seconds.clear()  # those were to get ready
             one.host_seconds.clear()
@@ -100,16 +105,14 @@ def _cost(timed: list[_Timed], agree: Callable[[float], float], runner: Runner) 
         for o in timed
     ]
     several = next((m for o, m in zip(timed, medians, strict=True) if o.sessions > 1), None)
-    alone = {o.branches: m for o, m in zip(timed, medians, strict=True) if o.sessions == 1}
-    _, first, record = alone[0]  # the last one without branches: of the full window
+    plain = zip(timed, medians, strict=True)
+    first, record = [m[1:] for o, m in plain if (o.sessions, o.branches) == (1, 0)][-1]
     # What a further session adds; with one alone some of it is what every round costs.
     own = 0.0 if several is None else max(0.0, (several[1] - first) / (SESSIONS - 1))
     records = record if several is None else several[2] / SESSIONS
+    host = [own + (own + records) * (growth - 1.0) for growth in HOST_GROWTH]
     if not runner.is_async:  # nothing works meanwhile
-        own, records = own + records, 0.0
-    known = sorted(alone)
-    more = itertools.accumulate((max(0.0, alone[k][1] - first) for k in known), max)
-    host = np.interp(AUTO_BRANCHES, known, [own + extra for extra in more])
+        host, records = [seconds + records for seconds in host], 0.0
     points: dict[int, float] = {}
     for one, (whole, *_) in zip(timed, medians, strict=True):
         if one.sessions == 1 or one.tokens > max(points):
@@ -119,7 +122,7 @@ def _cost(timed: list[_Timed], agree: Callable[[float], float], runner: Runner) 
     rising = itertools.accumulate((points[tokens] for tokens in sorted(points)), max)
     return RoundCost(
         tuple(zip(sorted(points), rising, strict=True)),
-        tuple(host.tolist()),
+        tuple(host),
         records,
         runner.padding,
         in_halves=runner.is_async and runner.lanes > 1,

@@ -510,8 +510,8 @@ class LLM(BaseLLM):
         return self._lock.run(partial(self.runner.backend.warm_up, tokens, progress))
 
     def _measure_cost(self) -> RoundCost:
-        given = self.runner, self.config, self.decode_config
-        return self._lock.run(partial(cost_measurement.measure, *given, tokenizer=self.tokenizer))
+        given = self.runner, self.config, self.decode_config, self.tokenizer
+        return self._lock.run(partial(cost_measurement.measure, *given))
 
     def forward(
         self,

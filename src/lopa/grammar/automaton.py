@@ -23,7 +23,7 @@ StateArray = npt.NDArray[np.int32]
 
 MAX_NFA_STATES = 20_000
 MAX_STATES = 10_000  # of a Dfa
-MAX_WORK = 500_000  # steps of making automata, one or two microseconds each
+MAX_WORK = 250_000  # steps of making automata, one or two microseconds each
 
 
 def too_large(what: str) -> ConfigError:
@@ -289,9 +289,18 @@ def minimize(classes: tuple[CharSet, ...], table: StateArray, accepting: BoolArr
 def distinct_columns(table: StateArray) -> tuple[StateArray, StateArray]:
     """The columns that differ, in the order they come, and of each column which of them it is."""
     known: dict[bytes, int] = {}
-    index = [known.setdefault(column.tobytes(), len(known)) for column in table.T]
+    index = [known.setdefault(column, len(known)) for column in as_bytes(table.T)]
     first = [index.index(number) for number in range(len(known))]
     return np.ascontiguousarray(table[:, first]), np.array(index, np.int32)
+
+
+def as_bytes(table: npt.NDArray[np.int32]) -> list[bytes]:
+    """Each row, to be compared as a whole."""
+    width = table.itemsize * table.shape[1]
+    if not width:
+        return [b""] * len(table)
+    found: list[bytes] = np.ascontiguousarray(table).view(f"V{width}").ravel().tolist()
+    return found
 
 
 def predecessors(table: StateArray) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
@@ -329,8 +338,11 @@ def blocks(table: StateArray, accepting: BoolArray) -> npt.NDArray[np.int32]:
     while len(affected):
         spend(4 * len(affected))
         groups: dict[int, dict[bytes, list[int]]] = {}
-        for state, row in zip(affected.tolist(), block[table[affected]], strict=True):
-            groups.setdefault(int(block[state]), {}).setdefault(row.tobytes(), []).append(state)
+        led_to = as_bytes(block[table[affected]])
+        for state, number, row in zip(
+            affected.tolist(), block[affected].tolist(), led_to, strict=True
+        ):
+            groups.setdefault(number, {}).setdefault(row, []).append(state)
         changed: list[int] = []
         for number, parts in groups.items():
             found = sorted(parts.values(), key=len)

@@ -366,6 +366,8 @@ class TritonBackend(TorchBackend):
             self.model.config.mask_id,
             out,
             sampling=sizes.sampling,
+            never=inputs.never if sizes.never else None,
+            expected=inputs.expected if sizes.never else None,
         )
         return out
 
@@ -394,7 +396,16 @@ class TritonBackend(TorchBackend):
             settings, heat = inputs.settings[here], inputs.temperature[here]
             if automaton is None:
                 part = torch.empty(3, end - begin, dtype=torch.int32, device=self.device)
-                confidence(found[here], settings, heat, mask_id, part, sampling=sizes.sampling)
+                confidence(
+                    found[here],
+                    settings,
+                    heat,
+                    mask_id,
+                    part,
+                    sampling=sizes.sampling,
+                    never=inputs.never[here] if sizes.never else None,
+                    expected=inputs.expected[here] if sizes.never else None,
+                )
                 out[:, here] = part
             else:
                 rows = lattice_rows([plan for plan, _ in neighbours], mask_id, self.device)

@@ -29,7 +29,7 @@ def row_groups(plan: Plan, mask_id: int) -> Iterator[RowGroup]:
     ends = np.minimum(plan.row_ends, constraint.end)
     asked = (plan.wanted & is_mask).any(axis=1)
     begin = constraint.start - plan.start
-    for end in np.unique(ends[asked]).tolist():
+    for end in sorted(set(ends[asked].tolist())):
         rows = np.flatnonzero(asked & (ends == end))
         here = slice(begin, end - plan.start)
         classes = constraint.automaton.class_of[plan.rows[rows, here]].astype(np.int64)

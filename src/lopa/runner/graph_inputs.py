@@ -55,6 +55,7 @@ class LayerSizes(NamedTuple):
 class HeadSizes(NamedTuple):
     wanted: int  # at most so many positions
     sampling: bool  # whether any of their tokens is sampled
+    never: int = 0  # at most so many tokens that a plan excludes; 0: and none is expected
 
 
 class LayerInputs(NamedTuple, Generic[_A]):
@@ -82,6 +83,9 @@ class HeadInputs(NamedTuple, Generic[_A]):
     settings: _A  # [N, 4] int64: position, seed, tempered, ranking; ranking −1: padding
     wanted_from: _A  # [N] int32
     temperature: _A  # [N] fp32
+    # int32, as Plan says; −1: none. Empty where no plan excludes any token
+    expected: _A  # [N]
+    never: _A  # [N, sizes.never]
 
 
 def layer_sizes(batch: Batch, group: int) -> LayerSizes:
@@ -100,9 +104,11 @@ def head_sizes(batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes | Non
     wanted = len(batch.wanted.source)
     if not wanted or any(c.top_p != 1 or c.top_k or c.needs_fp64 for c in configs):
         return None
-    if any(plan.never for _, plan in batch.plans):
-        return None
-    return HeadSizes(round_head(wanted), any(c.temperature > 0 for c in configs))
+    never = max(len(plan.never) for _, plan in batch.plans)
+    if any(plan.expected is not None for _, plan in batch.plans):
+        never = max(1, never)
+    never = 1 << (never - 1).bit_length() if never else 0  # few graphs
+    return HeadSizes(round_head(wanted), any(c.temperature > 0 for c in configs), never)
 
 
 def round_up(count: int, *, finely: int = PADDING[0][0]) -> int:
@@ -127,7 +133,8 @@ def layer_buffer(sizes: LayerSizes, *, pinned: bool = False) -> Tensor:
 
 
 def head_buffer(sizes: HeadSizes, *, pinned: bool = False) -> Tensor:
-    buffer = torch.zeros(10 * sizes.wanted, dtype=torch.int32, pin_memory=pinned)
+    size = sum(_head_lengths(sizes))
+    buffer = torch.zeros(size, dtype=torch.int32, pin_memory=pinned)
     split_head(buffer, sizes).settings[:, 3] = -1
     return buffer
 
@@ -138,10 +145,13 @@ def split_layers(buffer: Tensor, sizes: LayerSizes) -> LayerInputs[Tensor]:
 
 def split_head(buffer: Tensor, sizes: HeadSizes) -> HeadInputs[Tensor]:
     """The settings first: they are int64 and have to be aligned."""
-    count = sizes.wanted
-    settings, wanted_from, temperature = torch.split(buffer, [8 * count, count, count])
+    settings, wanted_from, temperature, expected, never = torch.split(buffer, _head_lengths(sizes))
     return HeadInputs(
-        settings.view(torch.int64).view(-1, 4), wanted_from, temperature.view(torch.float32)
+        settings.view(torch.int64).view(-1, 4),
+        wanted_from,
+        temperature.view(torch.float32),
+        expected,
+        never.view(sizes.wanted, sizes.never),
     )
 
 
@@ -261,6 +271,19 @@ def fill_head(to: HeadInputs[IntArray], batch: Batch, configs: Sequence[DecodeCo
         own = config.seed, config.tempers_confidence, RANKINGS[config.ranking]
         to.settings[here, 1:] = own
         to.temperature[here] = config.temperature
+    if len(to.expected):
+        _fill_excluded(to, batch)
+
+
+def _fill_excluded(to: HeadInputs[IntArray], batch: Batch) -> None:
+    count = len(batch.wanted.source)
+    expected = batch.expected
+    to.expected[:count] = -1 if expected is None else expected
+    to.never[:count] = -1
+    end = 0
+    for (_, plan), of_plan in zip(batch.plans, batch.wanted.counts, strict=True):
+        here = slice(end, end := end + of_plan)
+        to.never[here, : len(plan.never)] = plan.never
 
 
 @lru_cache(maxsize=256)  # keyed by bytes, as arrays have no hash; lengths recur when windows move
@@ -270,6 +293,11 @@ def _tiles(row_lengths: bytes, group: int) -> tuple[IntArray, IntArray]:
     row = np.repeat(np.arange(len(tiles)), tiles)
     first = np.cumsum(tiles) - tiles
     return row, (np.arange(len(row)) - first[row]) * TILE
+
+
+def _head_lengths(sizes: HeadSizes) -> list[int]:
+    count = sizes.wanted
+    return [8 * count, count, count, count if sizes.never else 0, count * sizes.never]
 
 
 def _lengths(sizes: LayerSizes) -> list[int]:

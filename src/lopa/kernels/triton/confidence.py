@@ -39,6 +39,8 @@ def _scan(
     logits,  # [N, vocab]
     settings,  # [N, 4] int64: position, seed, tempered, ranking; ranking < 0: padding
     temperature,  # [N] fp32; 0: the argmax
+    never,  # [N, NEVER] int32: tokens that are not predicted; −1: none
+    expected,  # [N] int32: the token that is asked for; −1: the predicted one
     found,  # [N, 4, PARTS] fp32: largest, total, best key, the best token's logit
     tokens,  # [N, PARTS] int32: the best token
     vocab,
@@ -47,6 +49,7 @@ def _scan(
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     SAMPLING: tl.constexpr,  # whether any temperature is above 0
+    NEVER: tl.constexpr,  # 0: `never` and `expected` are not read
 ):
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -57,6 +60,11 @@ def _scan(
     inside = ids < vocab
     x = tl.load(logits + row * stride + ids, mask=inside, other=-float("inf")).to(tl.float32)
     allowed = inside & (ids != mask_id)
+    for k in tl.static_range(NEVER):
+        allowed = allowed & (ids != tl.load(never + row * NEVER + k))
+    if NEVER > 0:
+        asked = tl.load(expected + row)
+        allowed = tl.where(asked >= 0, ids == asked, allowed)
     if SAMPLING:
         heat = tl.load(temperature + row)
         keys = tl.where(allowed, x, -float("inf"))
@@ -75,15 +83,18 @@ def _scan(
         token = tl.min(tl.where(keys == best, ids, 0x7FFFFFFF), 0)  # ties go to the lower id
         chosen = tl.max(tl.where(ids == token, x, -float("inf")), 0)
     else:
-        # Few passes over the block: one for the best token and its logit; of all logits only the
-        # mask's can be larger.
+        # Few passes over the block: one for the best token and its logit; of all logits only those
+        # that are not allowed can be larger, and mostly that is the mask's alone.
         keys = tl.where(allowed, x, -float("inf"))
         best, where = tl.max(keys, 0, return_indices=True)  # ties go to the lower id
         token = first + where
         chosen = best
-        has_mask = (mask_id >= first) & (mask_id < first + BLOCK)
-        masks = tl.load(logits + row * stride + mask_id, mask=has_mask, other=-float("inf"))
-        largest = tl.maximum(best, masks.to(tl.float32))
+        if NEVER > 0:
+            largest = tl.max(x, 0)
+        else:
+            has_mask = (mask_id >= first) & (mask_id < first + BLOCK)
+            masks = tl.load(logits + row * stride + mask_id, mask=has_mask, other=-float("inf"))
+            largest = tl.maximum(best, masks.to(tl.float32))
     total = tl.sum(tl.exp(x - largest), 0)
     place = found + row * (4 * PARTS) + part
     tl.store(place, largest)
@@ -179,7 +190,12 @@ def confidence(
     out: Tensor,  # [3, N] int32: token, and the bits of max_prob and ranking in fp32
     *,
     sampling: bool = True,  # False: every temperature is 0, and the noise is left out
+    # [N, any] and [N] int32: other tokens that are not predicted, and the token that is asked for
+    # in place of the predicted one; −1: none
+    never: Tensor | None = None,
+    expected: Tensor | None = None,
 ) -> None:
+    """never, expected: both or neither"""
     count, vocab = logits.shape
     block = min(BLOCK, triton.next_power_of_2(vocab))
     parts = triton.cdiv(vocab, block)
@@ -190,7 +206,18 @@ def confidence(
     common = {"PARTS": parts, "BLOCK": block, "SAMPLING": sampling, "num_warps": WARPS}
     stride = logits.stride(0)
     _scan[(count, parts)](
-        logits, settings, temperature, found, tokens, vocab, stride, mask_id, **common
+        logits,
+        settings,
+        temperature,
+        tokens if never is None else never,
+        tokens if expected is None else expected,
+        found,
+        tokens,
+        vocab,
+        stride,
+        mask_id,
+        NEVER=0 if never is None else never.shape[1],
+        **common,
     )
     _rank[(count, parts)](
         logits,

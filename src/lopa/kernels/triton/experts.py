@@ -6,9 +6,9 @@ tokens of the tile beside them. The weights are the first operand of the tensor 
 rows by 64, and the tokens the second, which may be as few as 16. The programs of unused tiles leave
 at once, so the grid is that of the worst case and the host need not know the sizes.
 
-A sum is over the whole inner axis in the order of the axis, so that the result for a token should
-not depend on the tile it is in, nor on how large tiles are. `measurements/experts.py checks` asks a
-GPU whether it is so to the bit.
+A sum is over the whole inner axis in the order of the axis, so the result for a token depends
+neither on the tile it is in nor on how large tiles are, to the bit (`measurements/experts.py
+checks`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lopa.kernels.scaled import BLOCK, LARGEST, Blocked, Scaled
 from lopa.kernels.triton.pointwise import _to_type
@@ -32,33 +31,27 @@ class Tiling(NamedTuple):
     inner: int
     warps: int
     stages: int
-    descriptor: bool = True  # the weights are copied by descriptor (TMA)
 
 
 @triton.jit
 def _weights(
     w,  # [rows, inner]
-    paged_w,  # the same by descriptor
     row,  # first
     at,  # of the inner axis
     rows,
     inner,
-    DESCRIPTOR: tl.constexpr,
     EVEN: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     """[BLOCK_N, BLOCK_K]; rows that are not the expert's are some others."""
-    if DESCRIPTOR:
-        found = paged_w.load([row, at])
+    n = tl.minimum(row + tl.arange(0, BLOCK_N), rows - 1).to(tl.int64)
+    k = at + tl.arange(0, BLOCK_K)
+    place = w + n[:, None] * inner + k[None, :]
+    if EVEN:
+        found = tl.load(place)
     else:
-        n = tl.minimum(row + tl.arange(0, BLOCK_N), rows - 1).to(tl.int64)
-        k = at + tl.arange(0, BLOCK_K)
-        place = w + n[:, None] * inner + k[None, :]
-        if EVEN:
-            found = tl.load(place)
-        else:
-            found = tl.load(place, mask=(k < inner)[None, :], other=0.0)
+        found = tl.load(place, mask=(k < inner)[None, :], other=0.0)
     return found
 
 
@@ -91,7 +84,6 @@ def _gate_up(
     x,  # [T, inner]
     x_scale,  # [T] when quantized
     w,  # [experts · 2 · size, inner]: of each expert gate, then up
-    paged_w,
     w_scale,  # [experts · 2 · size] when quantized
     order,
     tile_expert,
@@ -105,7 +97,6 @@ def _gate_up(
     CHOICES: tl.constexpr,
     LARGEST: tl.constexpr,  # 0: not quantized
     WIDE: tl.constexpr,
-    DESCRIPTOR: tl.constexpr,
     EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -129,9 +120,9 @@ def _gate_up(
     up = tl.zeros([BLOCK_N, BLOCK_M], kind)
     for at in range(0, inner, BLOCK_K):
         b = _tokens(x_at, at, inner, EVEN, BLOCK_K)
-        a = _weights(w, paged_w, gate_row, at, rows, inner, DESCRIPTOR, EVEN, BLOCK_N, BLOCK_K)
+        a = _weights(w, gate_row, at, rows, inner, EVEN, BLOCK_N, BLOCK_K)
         gate = _product(a, b, gate, WHOLE, WIDE)
-        a = _weights(w, paged_w, up_row, at, rows, inner, DESCRIPTOR, EVEN, BLOCK_N, BLOCK_K)
+        a = _weights(w, up_row, at, rows, inner, EVEN, BLOCK_N, BLOCK_K)
         up = _product(a, b, up, WHOLE, WIDE)
     n = column + tl.arange(0, BLOCK_N)
     inside = n < size
@@ -161,7 +152,6 @@ def _down(
     x,  # [pairs, inner], in the order of `order`
     x_scale,  # [pairs, blocks] when quantized: BLOCK_K is such a block
     w,  # [experts · size, inner]
-    paged_w,
     w_scale,  # [experts · size] when quantized
     order,
     tile_expert,
@@ -173,7 +163,6 @@ def _down(
     rows,
     LARGEST: tl.constexpr,
     WIDE: tl.constexpr,
-    DESCRIPTOR: tl.constexpr,
     EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -193,7 +182,7 @@ def _down(
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for at in range(0, inner, BLOCK_K):
         b = _tokens(x_at, at, inner, EVEN, BLOCK_K)
-        a = _weights(w, paged_w, row, at, rows, inner, DESCRIPTOR, EVEN, BLOCK_N, BLOCK_K)
+        a = _weights(w, row, at, rows, inner, EVEN, BLOCK_N, BLOCK_K)
         if LARGEST > 0:
             blocks = tl.cdiv(inner, BLOCK_K)
             step = tl.load(x_scale + known * blocks + at // BLOCK_K)
@@ -238,7 +227,6 @@ def gate_up(
         values,
         scale,
         flat,
-        _paged(flat, tiling),
         w if w_scale is None else w_scale,
         *tiles[:4],
         out,
@@ -272,7 +260,6 @@ def down(
         values,
         scale,
         flat,
-        _paged(flat, tiling),
         w if w_scale is None else w_scale,
         *tiles[:4],
         out,
@@ -284,22 +271,22 @@ def down(
 
 
 def gate_up_tiling(tile: int, kind: torch.dtype) -> Tiling:
-    """Some 18 KB a stage for few tokens, so that three programs share a multiprocessor."""
+    """The fastest on an H200 (`measurements/experts.py tiles`); tile: tokens."""
     if kind.itemsize == 1:
-        return Tiling(BLOCK, 64 if tile <= 32 else 128, warps=4 if tile <= 32 else 8, stages=4)
-    return Tiling(64, 64, warps=4, stages=4) if tile <= 64 else Tiling(128, 64, warps=8, stages=3)
+        if tile <= 32:
+            return Tiling(BLOCK, 128, warps=4, stages=3)
+        return Tiling(BLOCK, 64 if tile <= 64 else 128, warps=4 if tile <= 64 else 8, stages=4)
+    if tile <= 32:
+        return Tiling(64, 128 if tile <= 16 else 64, warps=4, stages=3)
+    return Tiling(128, 64, warps=8, stages=4 if tile <= 64 else 3)
 
 
 def down_tiling(tile: int, kind: torch.dtype) -> Tiling:
     if kind.itemsize == 1:
-        return Tiling(128, BLOCK, warps=4 if tile <= 64 else 8, stages=4)
-    return Tiling(128, 64, warps=4 if tile <= 64 else 8, stages=4)
-
-
-def _paged(flat: Tensor, tiling: Tiling) -> TensorDescriptor | Tensor:
-    if not tiling.descriptor:
-        return flat
-    return TensorDescriptor.from_tensor(flat, [tiling.columns, tiling.inner])
+        if tile == 32:
+            return Tiling(256, BLOCK, warps=8, stages=3)
+        return Tiling(128, BLOCK, warps=4 if tile <= 64 else 8, stages=3 if tile <= 16 else 4)
+    return Tiling(128, 64, warps=4 if tile <= 64 else 8, stages=3 if tile <= 64 else 4)
 
 
 def _sizes(tiles: Tiles, w: Tensor, inner: int, tiling: Tiling, rows: int) -> dict[str, object]:
@@ -309,7 +296,6 @@ def _sizes(tiles: Tiles, w: Tensor, inner: int, tiling: Tiling, rows: int) -> di
     return {
         "LARGEST": LARGEST.get(w.dtype, 0.0),
         "WIDE": is_wide,
-        "DESCRIPTOR": tiling.descriptor,
         "EVEN": inner % tiling.inner == 0,
         "BLOCK_M": tiles.size,
         "BLOCK_N": tiling.columns,

@@ -90,7 +90,8 @@ def _field(name: str, decoders: list[str]) -> dict[str, Any]:
     return {**described, "words": words} if words else described
 
 
-_SHOWN = [name for name in FIELDS if name not in ("schema", "regex")]  # the page has no place
+# The page has a field of its own for a schema, and no place for a regex.
+_SHOWN = [name for name in FIELDS if name not in ("schema", "regex")]
 # Options that decide which others there are.
 _DECIDING = ("decoder", "window", "accept", "score")
 

@@ -52,12 +52,12 @@ async function failure(response) {
 }
 
 // Start a run; yields its records. Throws a ServerError when it cannot start or breaks off.
-// gap: { suffix, gap_tokens } of text that is to be filled.
-export async function* stream(info, { prompt, chat, settings, gap = {} }, signal) {
+// more: other fields of the request, such as { suffix, gap_tokens } of text that is to be filled.
+export async function* stream(info, { prompt, chat, settings, more = {} }, signal) {
   const asChat = info.chat && chat;
   const asked = asChat ? { messages: [{ role: "user", content: prompt }] } : { prompt };
   const response = await request(asChat ? "v1/chat/completions" : "v1/completions", {
-    body: { model: info.model, ...asked, ...settings, ...gap, stream: true, stream_mode: "denoise" },
+    body: { model: info.model, ...asked, ...settings, ...more, stream: true, stream_mode: "denoise" },
     signal,
   });
   const reader = response.body.getReader();

@@ -3,7 +3,7 @@
 import { apiKey, ServerError, stream } from "./api.js";
 import { BranchLanes, story } from "./branches.js";
 import { LEVELS, STEP_LABELS } from "./colour.js";
-import { download, exampleChips, fixed, h, plural, setText, visible } from "./dom.js";
+import { download, exampleChips, fixed, h, plural, setAttribute, setText, visible } from "./dom.js";
 import { TokenGrid } from "./grid.js";
 import { Notice } from "./notice.js";
 import { Player, playerKeys } from "./player.js";
@@ -64,6 +64,10 @@ export class GenerateView {
     e["prompt"].value = this.info.examples[0]?.prompt ?? "";
     e["prompt"].addEventListener("input", () => this.onaddress());
     e["chat"].addEventListener("change", () => this.onaddress());
+    e["schema"].addEventListener("input", () => {
+      this.#complainOfSchema("");
+      this.onaddress();
+    });
     e["prompt"].addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.start();
     });
@@ -88,7 +92,32 @@ export class GenerateView {
       prompt.focus();
       return null;
     }
-    return this.#ask({ prompt: prompt.value, chat: chat.checked, settings: this.settings.values() });
+    const settings = this.settings.values();
+    this.#complainOfSchema("");
+    let more;
+    try {
+      more = this.#format();
+    } catch (error) {
+      this.#complainOfSchema(`This is no JSON (${error.message}).`);
+      this.element["schema"].focus();
+      return null;
+    }
+    return this.#ask({ prompt: prompt.value, chat: chat.checked, settings, more });
+  }
+
+  // What the answer has to fit, as a field of the request.
+  #format() {
+    const text = this.element["schema"].value;
+    if (!text.trim()) return {};
+    const json_schema = { name: "answer", schema: JSON.parse(text) };
+    return { response_format: { type: "json_schema", json_schema } };
+  }
+
+  #complainOfSchema(message) {
+    const e = this.element;
+    setText(e["schema-error"], message);
+    setAttribute(e["schema"], "aria-invalid", message ? "true" : null);
+    if (message) e["all-settings"].open = e["schema-group"].open = true;
   }
 
   // kept: how many of the prompt's last tokens are a part of the answer.
@@ -133,7 +162,8 @@ export class GenerateView {
       return;
     }
     if (!(error instanceof ServerError)) throw error;
-    if (error.param) this.settings.complain(error.param, error.message);
+    if (["response_format", "schema"].includes(error.param)) this.#complainOfSchema(error.message);
+    else if (error.param) this.settings.complain(error.param, error.message);
     const kept = run.total ? `The ${plural(run.total, "round")} that arrived are kept. ` : "";
     this.notice.failed(error, { kept, again });
   }
@@ -220,8 +250,8 @@ export class GenerateView {
     const least = Math.max(1, count - NEARBY);
     const lengths = Array.from({ length: count + NEARBY + 1 - least }, (_, i) => least + i);
     const { max_new_tokens: _, ...settings } = this.settings.values();
-    const gap = { suffix, gap_tokens: search ? lengths : count };
-    this.#ask({ prompt, chat: false, settings, gap }, first);
+    const more = { suffix, gap_tokens: search ? lengths : count };
+    this.#ask({ prompt, chat: false, settings, more }, first);
   }
 
   // -- showing -----------------------------------------------------------------------------------
@@ -378,12 +408,15 @@ export class GenerateView {
     const search = encodeSettings(this.settings.values());
     search.append("prompt", this.element["prompt"].value);
     if (this.element["chat"].checked) search.append("chat", "true");
+    if (this.element["schema"].value.trim()) search.append("schema", this.element["schema"].value);
     return search;
   }
 
   restore(search) {
     if (search.has("prompt")) this.element["prompt"].value = search.get("prompt");
     this.element["chat"].checked = search.get("chat") === "true";
+    this.element["schema"].value = search.get("schema") ?? "";
+    this.element["schema-group"].open = search.has("schema");
     this.settings.set(decodeSettings(search, this.info));
   }
 }
