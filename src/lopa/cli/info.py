@@ -15,6 +15,7 @@ from lopa.cli.device_report import device_report, report_lines, try_a_kernel
 from lopa.cli.options import JsonOption, default_model
 from lopa.cli.terminal import bytes_text, count_text, plain_table, print_note, print_rich
 from lopa.errors import ConfigError, LopaError
+from lopa.kernels import triton_start
 from lopa.models.files import BUILT_IN, read_json, safetensors_header
 from lopa.version import VERSION
 
@@ -111,6 +112,7 @@ def list_models(context: typer.Context, as_json: JsonOption = False) -> None:
 
 def doctor(as_json: JsonOption = False) -> None:
     """Check this installation; fails only if something required is broken."""
+    triton_start.begin_if_gpu()
     broken: list[str] = []
     found: dict[str, Any] = {
         "versions": {"python": platform.python_version(), "lopa": VERSION},

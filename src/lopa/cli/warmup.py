@@ -21,13 +21,17 @@ def warmup(
     model: ModelOptions,
     tokens: Annotated[
         int,
-        typer.Option(min=0, help="Capture the graphs of rounds of up to so many tokens, to try."),
+        typer.Option(
+            min=0,
+            help="Capture the graphs of rounds of up to so many tokens, to try.",
+        ),
     ] = 1024,
     as_json: JsonOption = False,
 ) -> None:
     """Compile a model's kernels and measure its rounds, and keep both on disk.
 
-    For a Dockerfile or an init container: later runs on the same kind of GPU start without it.
+    For an init container, or an image that is made where there is such a GPU: later runs on the
+    same kind of GPU start without it.
     """
     clock = _Clock()
     llm = load(model)

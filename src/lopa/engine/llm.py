@@ -505,6 +505,8 @@ class LLM(BaseLLM):
 
     def capture_graphs(self, tokens: int, progress: compilation.Progress | None = None) -> int:
         """Those of rounds of up to so many tokens, as `warmup` does; how many they are."""
+        if not 0 <= tokens <= TOKEN_BUDGET:
+            raise ConfigError(f"graphs are of 0 to {TOKEN_BUDGET} tokens: got {tokens}")
         return self._lock.run(partial(self.runner.backend.warm_up, tokens, progress))
 
     def _measure_cost(self) -> RoundCost:
