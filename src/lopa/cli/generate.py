@@ -75,11 +75,11 @@ def generate(
     with load(model, parallel) as llm:
         from lopa.engine.prompts import Infill
 
-        ids = encode(llm, broadcast_text(llm, text), chat)
+        ids = encode(llm, broadcast_text(llm, text), chat, whole=suffix is None)
         cost_seconds = prepare_cost(llm, config)
         asked: Prompt = ids
         if suffix is not None:
-            asked = Infill(ids, ((lengths, encode(llm, suffix, chat=False)),))
+            asked = Infill(ids, ((lengths, encode(llm, suffix, chat=False, whole=False)),))
         session = llm.session(asked, config)
         # A pipe gets the text at the end, in one piece; a terminal gets it as it becomes final.
         live = sys.stdout.isatty() and not (watch or as_json or session.tokenizer is None)

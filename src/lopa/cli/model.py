@@ -150,12 +150,17 @@ def read_input(read: Callable[[], str]) -> str:
     return text
 
 
-def encode(llm: BaseLLM, text: str, chat: bool) -> list[int]:
-    """The token ids of a prompt; for a model without a tokenizer, the ids as typed."""
+def encode(llm: BaseLLM, text: str, chat: bool, *, whole: bool = True) -> list[int]:
+    """The token ids of a prompt; for a model without a tokenizer, the ids as typed.
+
+    whole: see `BaseLLM.encode`.
+    """
+    if whole:
+        llm.check_kind(text)
     if chat:
         return llm.encode([{"role": "user", "content": text}])
     if llm.tokenizer is not None:
-        return llm.encode(text)
+        return llm.encode(text, whole=whole)
     words = re.split(r"[\s,]+", text.strip(" \t\n,"))
     if not all(re.fullmatch(r"[0-9]+", word) for word in words):
         raise PromptError(

@@ -161,6 +161,8 @@ class BaseLLM(ABC):
         """
         many = is_batch(prompts)
         batch = prompts if many else [prompts]
+        for prompt in batch:
+            self.check_kind(prompt)
         with self._lock.held():
             completed: Iterable[tuple[int, Output]] = self._as_completed(batch, config, settings)
             if progress:
@@ -269,6 +271,7 @@ class BaseLLM(ABC):
     ) -> Iterator[Event]:
         """One event per round, as it happens; the last one carries the output."""
         self._lock.check_process()
+        self.check_kind(prompt)
         (config,) = self._configs(config, 1, settings)
         return self.engine(max_running=1).stream(self.session(prompt, config))
 
@@ -297,7 +300,7 @@ class BaseLLM(ABC):
         if not isinstance(prompt, Infill):
             return self.encode(prompt), []
         gaps = self.encode_gaps(prompt.gaps, config.max_new_tokens)
-        return self.encode(prompt.prefix), gaps
+        return self.encode(prompt.prefix, whole=False), gaps
 
     def encode_gaps(
         self, gaps: Sequence[tuple[GapTokens, str | Sequence[int]]], most: int
@@ -368,12 +371,19 @@ class BaseLLM(ABC):
                 "the prompt or ask for fewer new tokens"
             )
 
-    def encode(self, prompt: Text, at_most: int | None = None) -> list[int]:
+    def encode(
+        self, prompt: Text, at_most: int | None = None, *, whole: bool = True
+    ) -> list[int]:
         """The token ids of a prompt: text, chat messages, or ids as they are.
 
         PromptError for more than `at_most` of them.
+        whole: it is asked as it is; False: other text follows, such as a gap or a continuation.
         """
-        return prompts.encode(prompt, self.tokenizer, self.config, at_most)
+        return prompts.encode(prompt, self.tokenizer, self.config, at_most, whole=whole)
+
+    def check_kind(self, prompt: Prompt) -> None:
+        """PromptError, which says what it can do, for text that the built-in model cannot read."""
+        prompts.check_kind(prompt, self.tokenizer)
 
     def _configs(
         self, config: Configs, count: int, settings: dict[str, Any]
