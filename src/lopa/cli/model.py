@@ -14,6 +14,8 @@ from lopa.cli.terminal import print_note, status, stderr_console
 from lopa.config import RANK_TIMEOUT
 from lopa.distributed.launch import LaunchInfo, is_main_rank, launch_info
 from lopa.errors import ConfigError, PromptError
+from lopa.models import questions
+from lopa.models.files import BUILT_IN
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from lopa.engine.llm import LLM, BaseLLM
     from lopa.engine.output import Output
 
+_EXAMPLE = "Question: Why is the sky blue in the day and red in the evening?\nAnswer:"
 _BAR_DELAY_SECONDS = 1.0  # a shorter load shows no bar
 
 
@@ -123,6 +126,17 @@ class _LoadBar:
         if self._terminal and time.monotonic() - self._started > _BAR_DELAY_SECONDS:
             self._progress.start()
             self._progress.update(self._task, completed=done, total=total)
+
+
+def example(model: str, seed: int | None = None) -> str:
+    """A prompt that suits the model; of the built-in one a question, others by their seeds."""
+    if model not in BUILT_IN:
+        return _EXAMPLE
+    if seed is None:
+        return questions.WORD_PROBLEM
+    from lopa.tasks import generate
+
+    return generate("words", seed, "eval").prompt
 
 
 def read_prompt(argument: str) -> str:

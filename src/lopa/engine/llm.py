@@ -371,9 +371,7 @@ class BaseLLM(ABC):
                 "the prompt or ask for fewer new tokens"
             )
 
-    def encode(
-        self, prompt: Text, at_most: int | None = None, *, whole: bool = True
-    ) -> list[int]:
+    def encode(self, prompt: Text, at_most: int | None = None, *, whole: bool = True) -> list[int]:
         """The token ids of a prompt: text, chat messages, or ids as they are.
 
         PromptError for more than `at_most` of them.

@@ -97,7 +97,7 @@ class ChatTemplate:
                 tools=None,
                 documents=None,
             )
-        except _Refusal as refusal:
+        except _RefusalError as refusal:
             said = " ".join(str(refusal).split())
             raise PromptError(f"the model's chat template refuses this: {said}") from None
         except Exception as error:  # a template is a program: it can raise anything
@@ -285,12 +285,12 @@ def _output(_: Context, value: Any) -> Any:
     return value
 
 
-class _Refusal(TemplateError):
+class _RefusalError(TemplateError):
     """Raised by the template itself."""
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise _Refusal(str(message))
+    raise _RefusalError(str(message))
 
 
 def _strftime_now(pattern: str) -> str:

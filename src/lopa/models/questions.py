@@ -1,7 +1,7 @@
 """The questions of the built-in model, told from other text.
 
-It was trained on word problems and on small functions, each ending with a line break, and on nothing
-else: other text, and what was said before a question, it cannot read.
+It was trained on word problems and on small functions, each ending with a line break, and on no
+other text. What was said before a question it cannot read either.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from typing import NamedTuple
 
 from lopa.errors import PromptError
 
-ABOUT = (
-    'word problems ("Leo has 32 roses. Then Leo gives half of the roses to his mother. How many '
-    'roses does Leo have?") and small Python functions, with an assert as an example ("Define '
-    'count_odd(numbers) so that it returns how many numbers in numbers are odd. assert '
-    'count_odd([1, 2, 3]) == 2")'
+WORD_PROBLEM = (
+    "Leo has 18 books. Kate has twice as many books as Leo. She gives half of her books to her "
+    "school. How many books does she have in the end?"
 )
+FUNCTION = (
+    "Define sum_even(numbers) so that it returns the sum of the even numbers in numbers.\n"
+    "assert sum_even([1, 2, 4]) == 6"
+)
+ABOUT = "word problems of a few steps and small Python functions with an assert as an example"
 _ASKS = ("how many", "how much", "what is", "what was")
 _ORDERS = ("Write", "Define", "Create", "Implement", "The function")
 _ASSERT = "assert "
@@ -48,8 +51,11 @@ def check(text: str) -> None:
     """PromptError for what is no question, and for more than one."""
     found = question(text)
     if found is None:
-        raise PromptError(f"the built-in model solves nothing but {ABOUT}: ask one of these")
-    if question(found.rest) is not None:
+        raise PromptError(
+            f"the built-in model solves {ABOUT}, and nothing else: ask like “{WORD_PROBLEM}” or "
+            f"“{FUNCTION}”"
+        )
+    if any(question(part) is not None for part in found.rest.split("\n\n")):
         raise PromptError("the built-in model reads one question at a time: ask the last one alone")
 
 
