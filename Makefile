@@ -15,9 +15,10 @@ run: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# A soak of the engine, whole decodes in Triton's interpreter, and the rest of the recorded runs.
+# A soak of the engine, whole decodes in Triton's interpreter, the rest of the recorded runs, the examples, and
+# the questions of the documentation.
 test-engine: $(READY)
-	$(BIN)/python -m pytest tests/engine tests/kernels tests/runner tests/test_recorded.py -m engine -n 2 --dist worksteal
+	$(BIN)/python -m pytest tests/engine tests/kernels tests/runner tests/test_recorded.py tests/test_doc_questions.py -m engine -n 2 --dist worksteal
 
 # Answers that have to fit, hundreds of made-up schemas and regexes among them.
 test-schemas: $(READY)
