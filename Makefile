@@ -3,14 +3,22 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 BROWSER_READY := $(VENV)/.browser-ready
 
 .PHONY: run test test-engine test-schemas test-parallel test-faults test-browser screenshots
 .PHONY: test-serving-soak test-ray test-harness test-judge lint docs dist test-dist audit clean
 
-run: $(READY)
-	$(BIN)/lopa race
+# $(call step,what is done,command): says so first, and on a terminal counts the seconds meanwhile.
+define step
+@echo '$(1) …'; \
+if [ -t 1 ]; then (n=0; while sleep 1 && kill -0 $$$$; do n=$$((n + 1)); printf '\r%s s ' $$n; done) 2>/dev/null & \
+trap "kill $$!; printf '\r'" EXIT; fi; $(2)
+endef
+
+run: $(INSTALLED)
+	@$(BIN)/lopa race
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -100,12 +108,17 @@ test-dist: dist
 	$(VENV)-dist/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
 	bin=$$PWD/$(VENV)-dist/bin && cd /tmp && $$bin/lopa race --decoders d2f,lopa --branches 3
 
-$(READY): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lopa needs Python 3.11 or newer: make PYTHON=python3.12 …")'
-	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) 'setuptools>=77' torch
-	$(INSTALL) --no-build-isolation --editable '.[dev]'
-	touch $@
+# What it takes to run: PyTorch, lopa and its server.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lopa needs Python 3.11 or newer: make PYTHON=python3.12 …")'
+	$(call step,Making $(VENV),$(PYTHON) -m venv $(VENV))
+	$(call step,Installing PyTorch: about a minute; the first time it is downloaded too,$(INSTALL) 'setuptools>=77' torch)
+	$(call step,Installing lopa and what it needs,$(INSTALL) --no-build-isolation --editable '.[serve]')
+	@touch $@
+
+$(READY): $(INSTALLED)
+	$(call step,Installing what the tests need,$(INSTALL) --no-build-isolation --editable '.[dev]')
+	@touch $@
 
 $(BROWSER_READY): $(READY)
 	$(INSTALL) --no-build-isolation --editable '.[dev,browser]'
