@@ -109,12 +109,12 @@ test-dist: dist
 	$(VENV)-dist/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
 	bin=$$PWD/$(VENV)-dist/bin && cd /tmp && $$bin/lopa race --decoders d2f,lopa --branches 3
 
-# What it takes to run: PyTorch, lopa and its server.
+# What it takes to run: PyTorch, lopa, its server and its plots.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lopa needs Python 3.11 or newer: make PYTHON=python3.12 …")'
 	$(call step,Making $(VENV),$(PYTHON) -m venv $(VENV))
 	$(call step,Installing PyTorch: about a minute; the first time it is downloaded too,$(INSTALL) 'setuptools>=77' torch)
-	$(call step,Installing lopa and what it needs,$(INSTALL) --no-build-isolation --editable '.[serve]')
+	$(call step,Installing lopa and what it needs,$(INSTALL) --no-build-isolation --editable '.[serve,plots]')
 	@touch $@
 
 $(READY): $(INSTALLED)
