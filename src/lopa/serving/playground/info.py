@@ -44,7 +44,7 @@ _HINTS = {
     "tiny": f"Solves {ABOUT}.",
 }
 _SLIDER_BRANCHES = 16  # end of the slider; the field takes more
-_RACE_TOKENS = 96  # fewer than the default, since vanilla decodes all of them
+_RACE_TOKENS = 128  # fewer than the default, since vanilla decodes all of them
 
 
 def describe(model: str, engine: Mapping[str, Any]) -> dict[str, Any]:
