@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 # Modules are compiled when they are first imported: few of them ever are.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 INSTALLED := $(VENV)/.installed
+EXTRAS := serve,plots
 READY := $(VENV)/.ready
 BROWSER_READY := $(VENV)/.browser-ready
 
@@ -114,7 +115,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lopa needs Python 3.11 or newer: make PYTHON=python3.12 …")'
 	$(call step,Making $(VENV),$(PYTHON) -m venv $(VENV))
 	$(call step,Installing PyTorch: about a minute; the first time it is downloaded too,$(INSTALL) 'setuptools>=77' torch)
-	$(call step,Installing lopa and what it needs,$(INSTALL) --no-build-isolation --editable '.[serve,plots]')
+	$(call step,Installing lopa and what it needs,$(INSTALL) --no-build-isolation --editable '.[$(EXTRAS)]')
 	@touch $@
 
 $(READY): $(INSTALLED)
