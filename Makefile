@@ -5,7 +5,6 @@ BIN := $(VENV)/bin
 # Modules are compiled when they are first imported: few of them ever are.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 INSTALLED := $(VENV)/.installed
-EXTRAS := serve,plots
 READY := $(VENV)/.ready
 BROWSER_READY := $(VENV)/.browser-ready
 
@@ -110,12 +109,12 @@ test-dist: dist
 	$(VENV)-dist/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
 	bin=$$PWD/$(VENV)-dist/bin && cd /tmp && $$bin/lopa race --decoders d2f,lopa --branches 3
 
-# What it takes to run: PyTorch, lopa, its server and its plots.
+# What it takes to run: PyTorch, lopa and its server.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lopa needs Python 3.11 or newer: make PYTHON=python3.12 …")'
 	$(call step,Making $(VENV),$(PYTHON) -m venv $(VENV))
 	$(call step,Installing PyTorch: about a minute; the first time it is downloaded too,$(INSTALL) 'setuptools>=77' torch)
-	$(call step,Installing lopa and what it needs,$(INSTALL) --no-build-isolation --editable '.[$(EXTRAS)]')
+	$(call step,Installing lopa and what it needs,$(INSTALL) --no-build-isolation --editable '.[serve]')
 	@touch $@
 
 $(READY): $(INSTALLED)
