@@ -2,22 +2,32 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Modules are compiled when they are first imported: few of them ever are.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 BROWSER_READY := $(VENV)/.browser-ready
 
 .PHONY: run test test-engine test-schemas test-parallel test-faults test-browser screenshots
 .PHONY: test-serving-soak test-ray test-harness test-judge lint docs dist test-dist audit clean
 
-run: $(READY)
-	$(BIN)/lopa race
+# $(call step,what is done,command): says so first, and on a terminal counts the seconds meanwhile.
+define step
+@echo '$(1) …'; \
+if [ -t 1 ]; then (n=0; while sleep 1 && kill -0 $$$$; do n=$$((n + 1)); printf '\r%s s ' $$n; done) 2>/dev/null & \
+trap "kill $$!; printf '\r'" EXIT; fi; $(2)
+endef
+
+run: $(INSTALLED)
+	@$(BIN)/lopa race
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# A soak of the engine, whole decodes in Triton's interpreter, and the rest of the recorded runs.
+# A soak of the engine, whole decodes in Triton's interpreter, the rest of the recorded runs, the examples, and
+# the questions of the documentation.
 test-engine: $(READY)
-	$(BIN)/python -m pytest tests/engine tests/kernels tests/runner tests/test_recorded.py -m engine -n 2 --dist worksteal
+	$(BIN)/python -m pytest tests/engine tests/kernels tests/runner tests/test_recorded.py tests/test_doc_questions.py -m engine -n 2 --dist worksteal
 
 # Answers that have to fit, hundreds of made-up schemas and regexes among them.
 test-schemas: $(READY)
@@ -99,12 +109,17 @@ test-dist: dist
 	$(VENV)-dist/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
 	bin=$$PWD/$(VENV)-dist/bin && cd /tmp && $$bin/lopa race --decoders d2f,lopa --branches 3
 
-$(READY): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lopa needs Python 3.11 or newer: make PYTHON=python3.12 …")'
-	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) 'setuptools>=77' torch
-	$(INSTALL) --no-build-isolation --editable '.[dev]'
-	touch $@
+# What it takes to run: PyTorch, lopa and its server.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lopa needs Python 3.11 or newer: make PYTHON=python3.12 …")'
+	$(call step,Making $(VENV),$(PYTHON) -m venv $(VENV))
+	$(call step,Installing PyTorch: about a minute; the first time it is downloaded too,$(INSTALL) 'setuptools>=77' torch)
+	$(call step,Installing lopa and what it needs,$(INSTALL) --no-build-isolation --editable '.[serve]')
+	@touch $@
+
+$(READY): $(INSTALLED)
+	$(call step,Installing what the tests need,$(INSTALL) --no-build-isolation --editable '.[dev]')
+	@touch $@
 
 $(BROWSER_READY): $(READY)
 	$(INSTALL) --no-build-isolation --editable '.[dev,browser]'

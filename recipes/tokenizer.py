@@ -20,7 +20,12 @@ EOS_ID, MASK_ID = 0, 1
 # Digits alone: every number is spelt the same way wherever it stands, which arithmetic needs.
 _SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|[\r\n]+|\s+(?!\S)|\s+"
 # One user turn is one problem, which ends with a line end; earlier turns were never trained on.
-_CHAT = "{{ (messages[-1]['content'] | trim) + '\\n' }}"
+# It was trained on single questions.
+_CHAT = (
+    "{% if messages | length > 1 %}{{ raise_exception('this model reads one question at a time, "
+    "without a system message and without history: send one user message alone') }}{% endif %}"
+    "{{ (messages[0]['content'] | trim) + '\\n' }}"
+)
 
 
 def train(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:

@@ -232,3 +232,17 @@ def test_preset_changes() -> None:
     assert DecodeConfig.preset("gsm8k", branches=3).branches == 3
     with pytest.raises(ConfigError, match="no preset 'gsm9k'"):
         DecodeConfig.preset("gsm9k")
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("max_tokens", "it is max_new_tokens here"),
+        ("temprature", "it is temperature here"),
+        ("guided_json", "it is schema here"),
+        ("xyzzy", "help\\(lopa.DecodeConfig\\) lists them"),
+    ],
+)
+def test_a_name_that_is_no_setting(name: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=f"there is no setting {name}: {remedy}"):
+        DecodeConfig().changed(**{name: 1})

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
@@ -445,6 +446,7 @@ class DecodeConfig:
 
         Another decoder, window or score takes of the others what it can use.
         """
+        check_names(changes)
         return DecodeConfig(**with_changes(self.settings(), changes)) if changes else self
 
 
@@ -534,6 +536,27 @@ _OPTIONAL = tuple(
         for name in options
     )
 )
+
+
+# Settings that vLLM's SamplingParams call otherwise.
+_VLLM_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "ignore_eos": "early_stop=False",
+    "guided_json": "schema",
+    "guided_regex": "regex",
+    "structured_outputs": "schema or regex",
+    "sampling_params": "config, a DecodeConfig",
+}
+
+
+def check_names(settings: Iterable[str]) -> None:
+    """ConfigError for a name that is no setting, with the one that was meant."""
+    known = [f.name for f in fields(DecodeConfig)]
+    for name in settings:
+        if name not in known:
+            meant = _VLLM_NAMES.get(name) or next(iter(get_close_matches(name, known)), None)
+            remedy = f"it is {meant} here" if meant else "help(lopa.DecodeConfig) lists them"
+            raise ConfigError(f"there is no setting {name}: {remedy}")
 
 
 def with_changes(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

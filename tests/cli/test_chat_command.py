@@ -125,3 +125,14 @@ def test_a_turn_that_fails_does_not_end_the_talk(sit_down: Run) -> None:
     assert result.code == 0
     assert "error: the prompt has" in result.err
     assert result.err.count("lopa · ") == 1
+
+
+def test_the_built_in_model_keeps_no_history(run: Run) -> None:
+    """Every line is a question of its own; it says so, and what it can do."""
+    short = ("--max-new-tokens", "96", "--branches", "3")
+    result = run("chat", *short, stdin="/example\n/example\nHello\n")
+    assert result.code == 2
+    assert result.out.count("#### 18") == 2
+    assert "note: the built-in model solves word problems" in result.err
+    assert result.err.count("How many books does she have in the end?\n") == 2
+    assert result.err.splitlines()[-1].startswith("error: the built-in model solves word problems")

@@ -20,6 +20,7 @@ from lopa.cli.terminal import visible
 from lopa.decoding.round_cost import RoundCost
 from lopa.engine import cost_measurement
 from lopa.engine.scheduler import Scheduler
+from lopa.models.questions import WORD_PROBLEM
 
 KEYS = [
     "text",
@@ -243,3 +244,31 @@ def test_suffix_is_watched_and_traced(run: Run, tmp_path: Path) -> None:
 )
 def test_bad_suffix(run: Run, options: tuple[str, ...], said: str) -> None:
     assert said in run("generate", "a", *SHORT, *options).error
+
+
+# -- the built-in model -----------------------------------------------------------------------
+
+
+def test_an_example(run: Run) -> None:
+    result = run("generate", "--example", "--max-new-tokens", "96")
+    assert result.err.startswith(f"{WORD_PROBLEM}\n")
+    assert result.out.endswith("#### 18\n")
+    assert result.out == run("generate", WORD_PROBLEM, "--max-new-tokens", "96").out
+
+
+def test_examples_by_their_seeds() -> None:
+    first, second = (model.example("tiny", seed) for seed in (1, 2))
+    assert "How many" in first
+    assert first != second
+    assert model.example("dummy:dream-tiny", 1) == model.example("dummy:dream-tiny", 2)
+
+
+def test_an_example_is_in_place_of_a_prompt(run: Run) -> None:
+    for given in ((), ("hello", "--example")):
+        assert "give a prompt, or --example" in run("generate", *given, *SHORT).error
+
+
+def test_it_says_what_it_can_do(run: Run) -> None:
+    for given in ((), ("--chat",)):
+        assert "solves word problems" in run("generate", "Hello", "--model", "tiny", *given).error
+    assert "solves word problems" in run("race", "Hello", "--model", "tiny").error

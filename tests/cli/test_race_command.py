@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from rich.console import Console
 
 from lopa import LLM, DecodeConfig
 from lopa.cli import race as command
-from lopa.cli.race import Excerpt, Lane, Track, configurations, example
+from lopa.cli.model import example
+from lopa.cli.race import Excerpt, Lane, Track, configurations, verdict
 from lopa.cli.watch import OutputView
 from lopa.decoding.round_cost import RoundCost
 from lopa.engine import cost_measurement
 from lopa.errors import ConfigError
 from lopa.models.checkpoint import model_config
+from lopa.models.questions import WORD_PROBLEM
 
 SMALL = {"max_new_tokens": 8, "block_size": 4}
 ALL = ["vanilla", "fast-dllm", "d2f", "lopa"]
@@ -45,7 +48,7 @@ def test_json(run: Run) -> None:
 def test_it_is_short_unless_told_otherwise(run: Run) -> None:
     once = ("--decoders", "d2f", "--max-rounds", "1", "--json", *DUMMY)
     for options, tokens in (
-        ((), 128),
+        ((), 96),
         (("--max-new-tokens", "64"), 64),
         (("--preset", "paper"), 512),
     ):
@@ -53,12 +56,11 @@ def test_it_is_short_unless_told_otherwise(run: Run) -> None:
         assert result["settings"]["max_new_tokens"] == tokens
 
 
-def test_the_example_is_shown_as_it_is_used(run: Run) -> None:
-    """The built-in model answers a question that ends in a line break."""
+def test_the_example_is_shown(run: Run) -> None:
     once = ("--model", "tiny", "--decoders", "d2f", "--max-rounds", "1")
     prompt = json.loads(run("race", *once, "--json").out)["prompt"]
-    assert prompt.endswith("\n")
-    assert run("race", *once).err.startswith(prompt.replace("\n", "↵\n"))
+    assert prompt == WORD_PROBLEM
+    assert run("race", *once).err.startswith(f"{prompt}\n")
 
 
 def test_table_and_verdict(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -71,9 +73,29 @@ def test_table_and_verdict(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     names = [" ".join(row.split()[:2]) for row in rows if row.startswith((" d2f", " lopa"))]
     assert [name.split()[0] for name in names] == ["d2f", "lopa", "lopa"]
     assert names[1:] == ["lopa k=7", "lopa auto"]
-    last = " ".join(result.out.rpartition("fastest here")[2].split())
+    last = " ".join(result.out.split()).rpartition("tokens/s. ")[2]
     assert "Eight rows cost 4.2 times one on this machine and 2.7 times one on an H200" in last
     assert "times as fast as d2f with its " in last
+    assert "(a projection from the recorded cost of its rounds)" in last
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        ((1.0, 0.8), "lopa k=7 was fastest here, 80.0 tokens/s."),
+        ((1.0, 1.0), "lopa k=7 was fastest here, 64.0 tokens/s."),
+        ((1.0, 1.02), "lopa k=7 and d2f were equally fast here, 62.7 tokens/s."),
+        ((0.5, 1.0), "d2f was fastest here, 128.0 tokens/s."),
+    ],
+)
+def test_a_tie_is_called_one(seconds: tuple[float, float], said: str) -> None:
+    configs = DecodeConfig(decoder="d2f", **SMALL), DecodeConfig(branches=7, **SMALL)
+    llm = LLM("dummy:dream-tiny")
+    outputs = [
+        replace(llm.generate("hello", config), tokens=64, seconds=spent)
+        for config, spent in zip(configs, seconds, strict=True)
+    ]
+    assert verdict(outputs, None, is_built_in=True).startswith(f"{said} Eight rows cost 1.3 times")
 
 
 def test_what_was_measured_for_auto_is_counted(
@@ -91,15 +113,7 @@ def test_what_was_measured_for_auto_is_counted(
 def test_a_prompt_of_its_own(run: Run) -> None:
     given = ("--decoders", "lopa", "--branches", "1", "--max-rounds", "1")
     result = run("race", *SHORT, *given, "--json")
-    assert json.loads(result.out)["prompt"] == example("dummy:dream-tiny", None)
-
-
-def test_the_built_in_model_gets_a_problem_of_the_seed() -> None:
-    first, second = (example("tiny", seed) for seed in (1, 2))
-    assert "How many" in first
-    assert first.endswith("?\n")
-    assert first != second
-    assert example("dummy:dream-tiny", 1) == example("dummy:dream-tiny", 2)
+    assert json.loads(result.out)["prompt"] == example("dummy:dream-tiny")
 
 
 def test_options_go_to_those_who_use_them() -> None:

@@ -78,7 +78,7 @@ def _check(llm: BaseLLM, cases: list[dict[str, Any]], offset: int) -> int:
         tokens = max(8, automaton.min_tokens + number % 40)  # often just enough
         asked.append(case)
         configs.append(llm.decode_config(max_new_tokens=tokens, **settings_of(number), **case))
-    outputs = llm.generate([f"Question {i}: " for i in range(len(asked))], configs)
+    outputs = llm.generate([llm.encode(f"Question {i}: ") for i in range(len(asked))], configs)
     for case, output in zip(asked, outputs, strict=True):
         assert output.finish == "eos", case
         if "schema" in case:

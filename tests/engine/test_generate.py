@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lopa import LLM, DecodeConfig, LopaError
+from lopa.errors import ConfigError
 
 SHORT = DecodeConfig(max_new_tokens=24, block_size=8, branches=2)
 PROMPTS = ["Hello", "World, how are you?", "x", "Hello"]
@@ -50,7 +51,7 @@ def test_settings_as_keyword_arguments(llm: LLM) -> None:
     assert plain.config == expected.config
     other = llm.generate("Hello", SHORT, decoder="d2f")
     assert (other.config.decoder, other.config.block_size) == ("d2f", 8)
-    with pytest.raises(TypeError, match="max_tokens"):
+    with pytest.raises(ConfigError, match="max_new_tokens"):
         llm.generate("Hello", max_tokens=5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -212,3 +213,12 @@ def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert "about lookahead" in capsys.readouterr().err
     assert main(["study", "order", *SMALL, "--branch-parallel", "2"]) == 2
     assert "leave --branch-parallel out" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_found_before_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["study", "ablation", *SMALL, "--out", str(tmp_path / "new")]) == 2
+    assert "pip install 'lopa[plots]'" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

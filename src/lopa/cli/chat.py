@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from lopa.cli.model import encode, load, output_text, prepare_cost, read_input
+from lopa.cli.model import encode, example, load, output_text, prepare_cost, read_input
 from lopa.cli.options import (
     DecodeOptions,
     ModelOptions,
@@ -17,16 +17,18 @@ from lopa.cli.options import (
 )
 from lopa.cli.terminal import one_line, print_note, safe_for, statistics
 from lopa.errors import LopaError
+from lopa.models.questions import ABOUT
 
 if TYPE_CHECKING:
     from lopa.config import DecodeConfig
     from lopa.engine.llm import LLM
 
 _HELP = """\
-/reset  clear the conversation
-/quit   leave (so does Ctrl-D)
-/help   this list
-Ctrl-C  stop the reply"""
+/example  ask an example
+/reset    clear the conversation
+/quit     leave (so does Ctrl-D)
+/help     this list
+Ctrl-C    stop the reply"""
 
 
 @with_decoding()
@@ -37,7 +39,9 @@ def chat(model: ModelOptions, decoding: DecodeOptions) -> None:
     llm = load(model)
     interactive = sys.stdin.isatty()
     conversation = Conversation(llm, config)
-    if not conversation.has_template:
+    if llm.tokenizer is not None and llm.tokenizer.is_built_in:
+        print_note(f"note: the built-in model solves {ABOUT}: each line is one; /example asks one")
+    elif not conversation.keeps_history:
         print_note("note: this model has no chat template: each line is a prompt of its own")
     if interactive:
         print_note(f"{llm.name}, decoded by {config.decoder}. /help lists the commands.")
@@ -52,6 +56,10 @@ def chat(model: ModelOptions, decoding: DecodeOptions) -> None:
             print_note("conversation cleared")
         elif command == "/help":
             print_note(_HELP)
+        elif command == "/example":
+            asked = example(llm.name)
+            print_note(asked)
+            _reply(conversation, asked, interactive)
         elif command.startswith("/"):
             print_note(f"there is no {one_line(command)}: /help lists the commands")
         elif command:
@@ -59,13 +67,18 @@ def chat(model: ModelOptions, decoding: DecodeOptions) -> None:
 
 
 class Conversation:
-    """The messages so far. A turn that is interrupted or fails is not added."""
+    """The messages so far. A turn that is interrupted or fails is not added.
+
+    Without a chat template, and with the built-in model, every turn stands alone.
+    """
 
     def __init__(self, llm: LLM, config: DecodeConfig) -> None:
         self.llm = llm
         self.config = config
         self.messages: list[dict[str, str]] = []
-        self.has_template = llm.tokenizer is not None and llm.tokenizer.chat_template is not None
+        tokenizer = llm.tokenizer
+        has_template = tokenizer is not None and tokenizer.chat_template is not None
+        self.keeps_history = has_template and not (tokenizer and tokenizer.is_built_in)
 
     def reset(self) -> None:
         self.messages.clear()
@@ -73,7 +86,7 @@ class Conversation:
     def reply(self, line: str) -> str:
         """Reply to a line, printing text as it becomes final; returns the line of statistics."""
         message = {"role": "user", "content": line}
-        if self.has_template:
+        if self.keeps_history:
             ids = self.llm.encode([*self.messages, message])
         else:
             ids = encode(self.llm, line, chat=False)
@@ -85,7 +98,7 @@ class Conversation:
         output = event.output
         assert output is not None
         print(output_text(self.llm, output) if self.llm.tokenizer is None else "", flush=True)
-        if self.has_template:
+        if self.keeps_history:
             self.messages += [message, {"role": "assistant", "content": output.text}]
         return statistics(output, cost_seconds)
 

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lopa.atomic_write import check_writable
-from lopa.cli.model import broadcast_text, encode, load, output_text, prepare_cost, read_prompt
+from lopa.cli.model import (
+    broadcast_text,
+    encode,
+    example,
+    load,
+    output_text,
+    prepare_cost,
+    read_prompt,
+)
 from lopa.cli.options import (
     ChatOption,
     DecodeOptions,
@@ -39,10 +47,16 @@ if TYPE_CHECKING:
 @with_parallel()
 @with_model()
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
     model: ModelOptions,
     parallel: ParallelOptions,
     decoding: DecodeOptions,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; - reads it from standard input.")
+    ] = None,
+    use_example: Annotated[
+        bool,
+        typer.Option("--example", help="Ask an example in place of a prompt; --seed chooses it."),
+    ] = False,
     chat: ChatOption = False,
     suffix: Annotated[
         str | None,
@@ -63,7 +77,9 @@ def generate(
     as_json: JsonOption = False,
 ) -> None:
     """Decode a prompt: the text on standard output, a line of statistics on standard error."""
-    text = read_prompt(prompt)
+    if (prompt is None) != use_example:
+        raise ConfigError("give a prompt, or --example to see one answered, and not both")
+    text = example(model.name, decoding.get("seed")) if prompt is None else read_prompt(prompt)
     if gap_tokens is not None and suffix is None:
         raise ConfigError("--gap-tokens goes with --suffix: give both, or neither")
     lengths = None if gap_tokens is None else numbers("gap-tokens", gap_tokens, 1)
@@ -72,14 +88,16 @@ def generate(
     config = decode_config(model, decoding)
     if trace is not None and is_main_rank():
         check_writable(trace, "trace")
+    if use_example:
+        print_note(safe_for(sys.stderr.isatty(), text))
     with load(model, parallel) as llm:
         from lopa.engine.prompts import Infill
 
-        ids = encode(llm, broadcast_text(llm, text), chat)
+        ids = encode(llm, broadcast_text(llm, text), chat, whole=suffix is None)
         cost_seconds = prepare_cost(llm, config)
         asked: Prompt = ids
         if suffix is not None:
-            asked = Infill(ids, ((lengths, encode(llm, suffix, chat=False)),))
+            asked = Infill(ids, ((lengths, encode(llm, suffix, chat=False, whole=False)),))
         session = llm.session(asked, config)
         # A pipe gets the text at the end, in one piece; a terminal gets it as it becomes final.
         live = sys.stdout.isatty() and not (watch or as_json or session.tokenizer is None)

@@ -16,6 +16,8 @@ from lopa.config import RANK_TIMEOUT
 from lopa.distributed.launch import LaunchInfo, is_main_rank, launch_info
 from lopa.errors import ConfigError, PromptError
 from lopa.kernels import triton_start
+from lopa.models import questions
+from lopa.models.files import BUILT_IN
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from lopa.engine.llm import LLM, BaseLLM
     from lopa.engine.output import Output
 
+_EXAMPLE = "Question: Why is the sky blue in the day and red in the evening?\nAnswer:"
 _BAR_DELAY_SECONDS = 1.0  # a shorter load shows no bar
 
 
@@ -129,6 +132,17 @@ class _LoadBar:
             self._progress.update(self._task, completed=done, total=total)
 
 
+def example(model: str, seed: int | None = None) -> str:
+    """A prompt that suits the model; of the built-in one a question, others by their seeds."""
+    if model not in BUILT_IN:
+        return _EXAMPLE
+    if seed is None:
+        return questions.WORD_PROBLEM
+    from lopa.tasks import generate
+
+    return generate("words", seed, "eval").prompt
+
+
 def read_prompt(argument: str) -> str:
     """The prompt as given, or all of standard input for `-`, without its last line break."""
     if argument != "-":
@@ -154,12 +168,17 @@ def read_input(read: Callable[[], str]) -> str:
     return text
 
 
-def encode(llm: BaseLLM, text: str, chat: bool) -> list[int]:
-    """The token ids of a prompt; for a model without a tokenizer, the ids as typed."""
+def encode(llm: BaseLLM, text: str, chat: bool, *, whole: bool = True) -> list[int]:
+    """The token ids of a prompt; for a model without a tokenizer, the ids as typed.
+
+    whole: see `BaseLLM.encode`.
+    """
+    if whole:
+        llm.check_kind(text)
     if chat:
         return llm.encode([{"role": "user", "content": text}])
     if llm.tokenizer is not None:
-        return llm.encode(text)
+        return llm.encode(text, whole=whole)
     words = re.split(r"[\s,]+", text.strip(" \t\n,"))
     if not all(re.fullmatch(r"[0-9]+", word) for word in words):
         raise PromptError(

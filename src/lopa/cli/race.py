@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from lopa.cli.model import encode, load, output_text, prepare_cost, read_prompt
+from lopa.cli.model import encode, example, load, output_text, prepare_cost, read_prompt
 from lopa.cli.options import (
     ChatOption,
     DecodeOptions,
@@ -20,7 +20,7 @@ from lopa.cli.options import (
     with_decoding,
     with_model,
 )
-from lopa.cli.terminal import print_note, stderr_console, visible
+from lopa.cli.terminal import print_note, status, stderr_console, visible
 from lopa.config import DecodeConfig, DecoderName, WindowName, options_of
 from lopa.errors import ConfigError
 
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from lopa.models.config import ModelConfig
 
 _DECODERS = get_args(DecoderName)
-_EXAMPLE = "Question: Why is the sky blue in the day and red in the evening?\nAnswer:"
-_EXAMPLE_SEED = 3
-_NEW_TOKENS = 128  # at most, of each decoder: a comparison need not be long
+_NEW_TOKENS = 96  # at most, of each decoder: a comparison need not be long
+_TIE = 0.05  # share of the tokens per second that a clock may be wrong by
 _FRAME_SECONDS = 1 / 20
 _LANE_LINES = 7  # of text in the live view, at most
 _TEXT_LINES = 8  # of text in the table, at most; --json has all of it
@@ -81,9 +80,9 @@ def race(
     names = decoders.split(",") if decoders is not None else None
     configs = configurations(names, decoding, model.preset, model_config(model.name))
     text = example(model.name, decoding.get("seed")) if prompt is None else read_prompt(prompt)
-    llm = load(model)
     if prompt is None:
-        print_note(visible(text, "↵\n"))  # as it is used: line breaks count
+        print_note(visible(text))
+    llm = load(model)
     prompt_ids = encode(llm, text, chat)
     cost_seconds = prepare_cost(llm, *configs)
     outputs = run(llm, prompt_ids, configs)
@@ -154,15 +153,6 @@ def _preset_changes(preset: str | None) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value != usual.get(name)}
 
 
-def example(model: str, seed: int | None) -> str:
-    """A prompt that suits the model; for the built-in one, of a task that it was trained on."""
-    if model == "tiny":
-        from lopa.tasks import generate
-
-        return generate("words", _EXAMPLE_SEED if seed is None else seed, "eval").prompt
-    return _EXAMPLE
-
-
 def run(llm: LLM, prompt_ids: list[int], configs: Sequence[DecodeConfig]) -> list[Output]:
     """Run all decoders, one round of each in turn; the time of an output is that of its rounds."""
     from rich.live import Live
@@ -170,9 +160,10 @@ def run(llm: LLM, prompt_ids: list[int], configs: Sequence[DecodeConfig]) -> lis
     from lopa.cli.watch import OutputView
     from lopa.engine.scheduler import Scheduler
 
-    for config in configs:  # the one-time cost of the first forward is not timed
-        with closing(llm.engine(max_running=1)) as engine:
-            next(engine.stream(llm.session(prompt_ids, config)))
+    with status("preparing"):  # the one-time cost of the first forward is not timed
+        for config in configs:
+            with closing(llm.engine(max_running=1)) as engine:
+                next(engine.stream(llm.session(prompt_ids, config)))
     console = stderr_console()
     with ExitStack() as stack:
         lanes = []
@@ -315,14 +306,12 @@ def verdict(outputs: Sequence[Output], here: RoundCost | None, *, is_built_in: b
     ahead = [output for output in outputs if output.config.decoder == "lopa"]
     if not ahead or len(outputs) < 2:
         return ""
-    first = max(outputs, key=lambda output: output.tokens_per_second)
-    line = f"{label(first.config)} was fastest here, {first.tokens_per_second:.1f} tokens/s."
     there = RoundCost(H200_TINY if is_built_in else H200_7B)
     where = "an H200" if is_built_in else "an H200 with a 7B model"
     rows = f"{_eight_rows(there):.1f} times one on {where}"
     if here is not None:
         rows = f"{_eight_rows(here):.1f} times one on this machine and {rows}"
-    line += f" Eight rows cost {rows}"
+    line = f"{_fastest(outputs, ahead)} Eight rows cost {rows}"
     plain = next((output for output in outputs if output.config.decoder == "d2f"), None)
     if plain is None:
         return f"{line}."
@@ -330,8 +319,20 @@ def verdict(outputs: Sequence[Output], here: RoundCost | None, *, is_built_in: b
     times = _seconds_at(plain, there) / _seconds_at(best, there)
     return (
         f"{line}: there {label(best.config)} with its {best.rounds} rounds would be "
-        f"{times:.1f} times as fast as d2f with its {plain.rounds}."
+        f"{times:.1f} times as fast as d2f with its {plain.rounds} (a projection from the recorded "
+        "cost of its rounds)."
     )
+
+
+def _fastest(outputs: Sequence[Output], ahead: Sequence[Output]) -> str:
+    """Who was fastest, or that lookahead was as fast up to the noise of a clock."""
+    first, mine = (max(among, key=lambda o: o.tokens_per_second) for among in (outputs, ahead))
+    speed = f"{mine.tokens_per_second:.1f} tokens/s"
+    if mine.tokens_per_second >= first.tokens_per_second:
+        return f"{label(mine.config)} was fastest here, {speed}."
+    if mine.tokens_per_second > (1 - _TIE) * first.tokens_per_second:
+        return f"{label(mine.config)} and {label(first.config)} were equally fast here, {speed}."
+    return f"{label(first.config)} was fastest here, {first.tokens_per_second:.1f} tokens/s."
 
 
 def _eight_rows(cost: RoundCost) -> float:

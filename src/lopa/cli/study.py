@@ -96,8 +96,10 @@ def study(
         _report(name, out or Path(f"study-{task}"))
         return
     from lopa.evaluation.evaluate import problems
+    from lopa.evaluation.plots import require_plots
     from lopa.tasks import ROOM
 
+    require_plots()
     length = {} if model.preset or "max_new_tokens" in decoding else {"max_new_tokens": ROOM}
     config = decode_config(model, {**length, **decoding, "seed": seed})
     if config.decoder != "lopa" or config.most_branches == 0:

@@ -153,16 +153,24 @@ class BaseLLM(ABC):
     def generate(
         self, prompts: Any, config: Configs = None, *, progress: bool = False, **settings: Any
     ) -> Output | list[Output]:
-        """Decode one prompt (text, chat messages or token ids), or a list of prompts together.
+        """Generate the completions of the prompts, which are decoded together.
 
-        config: one for all prompts, or a list with one each. Keyword arguments are fields of
-        `DecodeConfig`, on top of it: `llm.generate(prompt, branches=3, max_new_tokens=100)`.
-        progress: show a bar on standard error.
-        schema, regex: what the answers fit, `schema={"type": "object", …}` say.
-        Outputs are in the order of the prompts. In fp32 they equal those of one prompt at a time.
+        Args:
+            prompts: One prompt or a list of prompts. A prompt is text, chat messages or token ids.
+            config: The decoding settings: one for all prompts, or a list with one each. None takes
+                those that suit the model.
+            progress: Whether to show a progress bar on standard error.
+            settings: Fields of `DecodeConfig` on top of it: `branches=3, max_new_tokens=100`, or
+                `schema={"type": "object", …}` for answers that fit.
+
+        Returns:
+            One `Output`, or a list of them in the order of the prompts. In fp32 they equal those of
+            one prompt at a time.
         """
         many = is_batch(prompts)
         batch = prompts if many else [prompts]
+        for prompt in batch:
+            self.check_kind(prompt)
         with self._lock.held():
             completed: Iterable[tuple[int, Output]] = self._as_completed(batch, config, settings)
             if progress:
@@ -229,7 +237,14 @@ class BaseLLM(ABC):
     def chat(
         self, messages: Any, config: Configs = None, *, progress: bool = False, **settings: Any
     ) -> Output | list[Output]:
-        """Answer a conversation (a list of {"role": …, "content": …}), or a list of them."""
+        """Generate the reply to a chat conversation, by the model's chat template.
+
+        Args:
+            messages: A conversation, [{"role": "user", "content": "…"}], or a list of them.
+            config: The decoding settings, as for `generate`.
+            progress: Whether to show a progress bar.
+            settings: Fields of `DecodeConfig`, as for `generate`.
+        """
         if any(isinstance(m, str) for m in (messages, *messages)):
             raise PromptError('chat takes messages: [{"role": "user", "content": "…"}]')
         given: Any = {"config": config, "progress": progress, **settings}
@@ -246,8 +261,13 @@ class BaseLLM(ABC):
     ) -> Output:
         """Fill the gap between a prefix and a suffix: the output's text is the gap's.
 
-        gap_tokens: how many tokens it has, or several numbers to choose from. Left out, lengths up
-        to max_new_tokens are tried, and the likeliest is filled.
+        Args:
+            prefix: The text, chat messages or token ids before the gap.
+            suffix: The text or token ids behind it.
+            config: The decoding settings, as for `generate`.
+            gap_tokens: How many tokens the gap has, or several numbers to choose from. None tries
+                lengths up to max_new_tokens and fills the likeliest.
+            settings: Fields of `DecodeConfig`, as for `generate`.
         """
         if isinstance(gap_tokens, int):
             settings.setdefault("max_new_tokens", gap_tokens)
@@ -269,8 +289,19 @@ class BaseLLM(ABC):
     def stream(
         self, prompt: Prompt, config: DecodeConfig | None = None, **settings: Any
     ) -> Iterator[Event]:
-        """One event per round, as it happens; the last one carries the output."""
+        """Generate the completion of one prompt: an event per round, as it happens.
+
+        Args:
+            prompt: Text, chat messages or token ids.
+            config: The decoding settings, as for `generate`.
+            settings: Fields of `DecodeConfig`, as for `generate`.
+
+        Returns:
+            An iterator of `Event`; its `text` is what became final in that round, and the last one
+            has the `Output`.
+        """
         self._lock.check_process()
+        self.check_kind(prompt)
         (config,) = self._configs(config, 1, settings)
         return self.engine(max_running=1).stream(self.session(prompt, config))
 
@@ -299,7 +330,7 @@ class BaseLLM(ABC):
         if not isinstance(prompt, Infill):
             return self.encode(prompt), []
         gaps = self.encode_gaps(prompt.gaps, config.max_new_tokens)
-        return self.encode(prompt.prefix), gaps
+        return self.encode(prompt.prefix, whole=False), gaps
 
     def encode_gaps(
         self, gaps: Sequence[tuple[GapTokens, str | Sequence[int]]], most: int
@@ -370,12 +401,17 @@ class BaseLLM(ABC):
                 "the prompt or ask for fewer new tokens"
             )
 
-    def encode(self, prompt: Text, at_most: int | None = None) -> list[int]:
+    def encode(self, prompt: Text, at_most: int | None = None, *, whole: bool = True) -> list[int]:
         """The token ids of a prompt: text, chat messages, or ids as they are.
 
         PromptError for more than `at_most` of them.
+        whole: it is asked as it is; False: other text follows, such as a gap or a continuation.
         """
-        return prompts.encode(prompt, self.tokenizer, self.config, at_most)
+        return prompts.encode(prompt, self.tokenizer, self.config, at_most, whole=whole)
+
+    def check_kind(self, prompt: Prompt) -> None:
+        """PromptError, which says what it can do, for text that the built-in model cannot read."""
+        prompts.check_kind(prompt, self.tokenizer)
 
     def _configs(
         self, config: Configs, count: int, settings: dict[str, Any]
@@ -397,31 +433,49 @@ class BaseLLM(ABC):
 
 
 class LLM(BaseLLM):
-    """A diffusion language model, loaded.
+    """A diffusion language model for generating text from prompts.
+
+    It has a tokenizer, the model with its KV cache, and an engine that decodes many prompts at
+    once:
+
+        llm = LLM("tiny")
+        output = llm.generate("Leo has 18 books. …", branches=7, max_new_tokens=128)
+        print(output.text, output.tpf)
 
     Several threads may use it: one call decodes at a time and the others wait. A `stream` waits
     only while a round of it is asked for, so other calls may come between its rounds. A forked
     child may not use it: load the model there.
 
-    model: "tiny", a folder, a hub id, or dummy:NAME for random weights of a known shape.
-    adapter: a PEFT LoRA (folder or hub id), merged on loading.
-    device: "cpu", "cuda", "cuda:1", "mps", "npu"; by default the first accelerator.
-    dtype: "float32", "bfloat16", "float16", "float64"; by default the checkpoint's.
-    eos_token_id, mask_token_id: in place of the checkpoint's.
-    quantize: "fp8" or "int8": the linear layers' precision.
-    backend: "triton" (fused kernels and CUDA graphs), "sdpa" or "reference"; by default the fastest
-    that the device has. On Hopper in bf16, "triton" keeps the large weights a second time,
-    losslessly compressed, where that takes at most a quarter of the memory beside weights and
-    cache: rounds of up to 64 tokens are faster then, and rounded differently.
-    cache_tokens: capacity of the KV cache; by default what the device's memory allows.
-    prefix_reuse: share the cache of prompts between requests. "exact" where the same tokens come
-    out (block attention), "approximate" also under full attention, "off".
-    warmup: capture graphs for rounds of up to so many tokens before the first request; without it
-    each size is captured when it first comes. Only the triton backend uses it.
-    round_cost: (tokens, seconds) points of a round's time, for branches "auto"; measured on first
-    use and kept on disk by default. The same points give the same answers again, on any device.
-    progress: called with (tensors read, tensors in all) while weights are loaded.
-    compiling: called with (kernels compiled, kernels in all) while a GPU's kernels are.
+    Args:
+        model: The name or path of a Hugging Face model: a hub id, a folder, "tiny" for the built-in
+            model, or dummy:NAME for random weights of a known shape.
+        adapter: The name or path of a LoRA adapter (PEFT), merged on loading.
+        device: The device to run on: "cpu", "cuda", "cuda:1", "mps", "npu". "auto" is the first
+            accelerator. For several devices see `ParallelLLM`.
+        dtype: The data type of the weights and activations: "float32", "bfloat16", "float16" or
+            "float64". "auto" is the checkpoint's.
+        quantize: The method to quantize the linear layers: "fp8" or "int8". None keeps `dtype`.
+        backend: The attention backend: "triton" (fused kernels and CUDA graphs), "sdpa" or
+            "reference". "auto" is the fastest that the device has. On Hopper in bf16, "triton"
+            keeps the large weights a second time, losslessly compressed, where that takes at most a
+            quarter of the memory beside weights and cache: rounds of up to 64 tokens are faster
+            then, and rounded differently.
+        cache_tokens: The capacity of the KV cache in tokens. None is what the device's memory
+            allows.
+        prefix_reuse: Whether the KV cache of prompts is shared between requests (prefix caching):
+            "exact" where the same tokens come out (block attention), "approximate" also under full
+            attention, "off".
+        warmup: Capture CUDA graphs for rounds of up to so many tokens before the first request.
+            With 0 each size is captured when it first comes. Only the triton backend uses it.
+        eos_token_id: The token id, or ids, that end an answer, in place of the checkpoint's.
+        mask_token_id: The token id of a mask, in place of the checkpoint's.
+        round_cost: (tokens, seconds) points of a round's time, for branches "auto". None measures
+            them on first use and keeps them on disk. The same points give the same answers again,
+            on any device.
+        progress: A function that is called with (tensors read, tensors in all) while weights are
+            loaded.
+        compiling: A function that is called with (kernels compiled, kernels in all) while a GPU's
+            kernels are compiled.
     """
 
     def __init__(

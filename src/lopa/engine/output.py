@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lopa.config import DecodeConfig
+from lopa.engine.filling_order import FillingOrder
 from lopa.types import FinishReason, Round, Trace
 
 _SHOWN = 60  # characters of text in a repr
@@ -54,6 +55,14 @@ class Output:
         """The paper's counting: whole blocks, the first round's time left out."""
         rest = self.seconds - self.first_round_seconds
         return self.tokens_paper / rest if rest > 0 else 0.0
+
+    def show(self) -> FillingOrder:
+        """The order in which its tokens were filled: a notebook draws it, and so does `print`."""
+        title = (
+            f"{self.config.decoder} · {self.rounds} rounds · {self.tokens} tokens · "
+            f"TPF {self.tpf:.2f}"
+        )
+        return FillingOrder(self.trace, title)
 
     def summary(self) -> dict[str, Any]:
         """What `--json` prints."""

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from lopa.decoding.length_search import MOST_LENGTHS, lengths_to_try
 from lopa.errors import PromptError
+from lopa.models import questions
 from lopa.models.config import ModelConfig
 from lopa.models.tokenizer import Tokenizer
 from lopa.types import Gap
@@ -71,19 +72,46 @@ def is_batch(prompts: object) -> bool:
     )
 
 
+def check_kind(prompt: Prompt, tokenizer: Tokenizer | None) -> None:
+    """PromptError for text that the built-in model cannot read; other models get anything.
+
+    Evaluations do not ask: they may put such text to it to see what comes.
+    """
+    if tokenizer is None or not tokenizer.is_built_in or isinstance(prompt, Infill):
+        return
+    if isinstance(prompt, str):
+        questions.check(prompt)
+    elif _is_chat(prompt) and all(isinstance(message, Mapping) for message in prompt):
+        questions.check(str(prompt[-1].get("content", "")))  # type: ignore[union-attr]
+
+
+def _is_chat(prompt: object) -> bool:
+    return isinstance(prompt, list | tuple) and any(isinstance(p, Mapping) for p in prompt)
+
+
 def encode(
-    prompt: Text, tokenizer: Tokenizer | None, config: ModelConfig, at_most: int | None = None
+    prompt: Text,
+    tokenizer: Tokenizer | None,
+    config: ModelConfig,
+    at_most: int | None = None,
+    *,
+    whole: bool = True,
 ) -> list[int]:
     """The token ids of a prompt, checked: this is the only place where a prompt is.
 
     PromptError for more than `at_most` of them.
+    whole: it is asked as it is, so that a question of the built-in model gets its line break; not
+    so text with a gap behind it.
     """
     given: Any = prompt
-    is_chat = isinstance(prompt, list | tuple) and any(isinstance(p, Mapping) for p in prompt)
-    if isinstance(prompt, str) or is_chat:
+    if isinstance(prompt, str) or _is_chat(prompt):
         if tokenizer is None:
             raise PromptError("this model has no tokenizer: give the prompt as token ids")
-        given = tokenizer.encode(prompt) if isinstance(prompt, str) else tokenizer.chat(given)
+        if isinstance(prompt, str):
+            is_question = whole and tokenizer.is_built_in
+            given = tokenizer.encode(questions.complete(prompt) if is_question else prompt)
+        else:
+            given = tokenizer.chat(given)
     if at_most is not None and hasattr(given, "__len__") and len(given) > at_most:
         raise PromptError(f"the prompt has {len(given)} tokens and {at_most} fit: shorten it")
     ids = token_ids(given, config.vocab_size)
@@ -107,7 +135,7 @@ def encode_gaps(
             raise PromptError(f"text behind a gap is a string or token ids: got {text!r}")
         if not len(text):
             raise PromptError("there is no text behind the gap: give some, or use generate")
-        after = encode(text, tokenizer, config)
+        after = encode(text, tokenizer, config, whole=False)
         found.append(Gap(_gap_lengths(tokens, most), tuple(after)))
     if len(found) > 1 and any(len(gap.lengths) > 1 for gap in found):
         raise PromptError("of several gaps the lengths have to be given: one number of tokens each")

@@ -108,8 +108,8 @@ class HarnessLM(LM):  # type: ignore[misc]  # the harness has no types
         return [self._likelihood("\n", request.args[0])[0] for request in requests]
 
     def _likelihood(self, context: str, continuation: str) -> tuple[float, bool]:
-        before = self.llm.encode(_prompt(context) or "\n")
-        after = self.llm.encode(continuation)
+        before = self.llm.encode(_prompt(context) or "\n", whole=False)
+        after = self.llm.encode(continuation, whole=False)
         return log_likelihood(self.llm, before, after, mask_samples=self.mask_samples)
 
     def _config(self, asked: dict[str, Any]) -> Any:

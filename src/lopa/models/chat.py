@@ -97,6 +97,9 @@ class ChatTemplate:
                 tools=None,
                 documents=None,
             )
+        except _RefusalError as refusal:
+            said = " ".join(str(refusal).split())
+            raise PromptError(f"the model's chat template refuses this: {said}") from None
         except Exception as error:  # a template is a program: it can raise anything
             reason = " ".join(str(error).split()) or type(error).__name__
             raise PromptError(f"the model's chat template failed: {reason}") from error
@@ -282,8 +285,12 @@ def _output(_: Context, value: Any) -> Any:
     return value
 
 
+class _RefusalError(TemplateError):
+    """Raised by the template itself."""
+
+
 def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(str(message))
+    raise _RefusalError(str(message))
 
 
 def _strftime_now(pattern: str) -> str:

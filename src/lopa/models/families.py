@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lopa.config import DecodeConfig
+from lopa.config import DecodeConfig, check_names
 from lopa.errors import CheckpointError
 from lopa.models import dream, fast_dllm_v2, llada, llada2, sdar, sdar_moe
 from lopa.models.config import ModelConfig
@@ -44,6 +44,7 @@ def dummy_shapes() -> dict[str, ModelConfig]:
 
 def settings_for(config: ModelConfig, preset: str | None, given: Mapping[str, Any]) -> DecodeConfig:
     """Decoding settings for a model: what is given, else a preset, else what suits its family."""
+    check_names(given)
     family = family_named(config.family)
     own = family.defaults(config, given.get("decoder"))
     if preset is not None:

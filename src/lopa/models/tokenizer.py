@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from lopa.errors import CheckpointError, ConfigError, LopaError, PromptError
+from lopa.models.files import BUILT_IN
 from lopa.models.tokenizer_files import (
     added_token,
     byte_level_part,
@@ -84,6 +85,7 @@ class Tokenizer:
     max_characters_per_token
                    most characters of ordinary text that a token can stand for; None when unknown
     chat_template  the jinja2 source `chat` renders, or None
+    is_built_in    of the built-in model, which reads questions of its own kinds alone
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Tokenizer:
         source: str = "tokenizer.json",
         chat_template: str | None = None,
         named: Mapping[str, str] | None = None,
+        is_built_in: bool = False,
     ) -> None:
         """`spec` is the content of a tokenizer.json; `source` is the file named in errors.
 
@@ -133,6 +136,7 @@ class Tokenizer:
         elif chat_template is None and "<|role_end|>" in strings:
             chat_template = _ROLES
         self.chat_template: str | None = chat_template
+        self.is_built_in = is_built_in
         self._named = dict(named or {})
         self._chat: ChatTemplate | None = None
 
@@ -150,6 +154,7 @@ class Tokenizer:
             source=files.source,
             chat_template=files.chat_template,
             named=files.named,
+            is_built_in=folder in BUILT_IN.values(),
         )
 
     @classmethod

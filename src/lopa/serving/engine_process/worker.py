@@ -158,7 +158,10 @@ class Worker:
     def open(self, job: Job) -> tuple[RunningJob, Accepted]:
         """Encode and check a job; LopaError says what is wrong with it."""
         since = time.perf_counter()
-        ids = self.llm.encode(job.prompt, at_most=self.most_tokens)
+        whole = job.suffix is None
+        if whole:
+            self.llm.check_kind(job.prompt)
+        ids = self.llm.encode(job.prompt, at_most=self.most_tokens, whole=whole)
         behind: list[int] = []
         if job.suffix is not None:
             behind = self._encode_suffix(job.suffix)
@@ -175,7 +178,7 @@ class Worker:
 
     def _encode_suffix(self, suffix: str | list[int]) -> list[int]:
         try:
-            return self.llm.encode(suffix, at_most=self.most_tokens)
+            return self.llm.encode(suffix, at_most=self.most_tokens, whole=False)
         except PromptError as error:
             raise PromptError(str(error).replace("the prompt", _SUFFIX)) from None
 

@@ -23,6 +23,7 @@ from lopa.config import (
     with_changes,
 )
 from lopa.models.files import BUILT_IN
+from lopa.models.questions import ABOUT
 from lopa.option_help import FIELDS
 from lopa.serving.config import BRANCHES
 from lopa.version import VERSION
@@ -40,7 +41,7 @@ _GENERAL = (
     ("Prime", "Write a Python function that says whether a number is prime.\n"),
 )
 _HINTS = {
-    "tiny": "Trained on word problems and short Python functions; prompts end with a line break.",
+    "tiny": f"Solves {ABOUT}.",
 }
 _SLIDER_BRANCHES = 16  # end of the slider; the field takes more
 _RACE_TOKENS = 128  # fewer than the default, since vanilla decodes all of them
