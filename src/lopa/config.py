@@ -409,6 +409,11 @@ class DecodeConfig:
         return self.early_stop or self.decoder == "llada2"
 
     @property
+    def is_constrained(self) -> bool:
+        """Whether the answer has to fit a schema or a regex."""
+        return self.schema is not None or self.regex is not None
+
+    @property
     def most_branches(self) -> int:
         """How many lookahead branches a round may have."""
         return AUTO_BRANCHES[-1] if self.branches == "auto" else self.branches

@@ -91,3 +91,10 @@ def test_an_evaluation_may_put_anything_to_it(llm: LLM) -> None:
     config = llm.decode_config(max_new_tokens=8, block_size=4, branches=0)
     outputs = dict(llm.generate_as_completed(["Hello", "1 + 1 ="], config))
     assert sorted(outputs) == [0, 1]
+
+
+def test_an_answer_that_has_to_fit_may_be_to_anything(llm: LLM) -> None:
+    settings = {"regex": "[ab]{2}", "max_new_tokens": 8, "branches": 0}
+    for asked in ("Hello", [{"role": "user", "content": "Hello"}]):
+        assert set(llm.generate(asked, **settings).text) <= set("ab")
+    assert [event.output for event in llm.stream("Hello", **settings)][-1] is not None

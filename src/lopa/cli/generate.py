@@ -93,7 +93,10 @@ def generate(
     with load(model, parallel) as llm:
         from lopa.engine.prompts import Infill
 
-        ids = encode(llm, broadcast_text(llm, text), chat, whole=suffix is None)
+        text = broadcast_text(llm, text)
+        if suffix is None:
+            llm.check_kind(text, config)
+        ids = encode(llm, text, chat, whole=suffix is None)
         cost_seconds = prepare_cost(llm, config)
         asked: Prompt = ids
         if suffix is not None:

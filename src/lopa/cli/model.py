@@ -173,8 +173,6 @@ def encode(llm: BaseLLM, text: str, chat: bool, *, whole: bool = True) -> list[i
 
     whole: see `BaseLLM.encode`.
     """
-    if whole:
-        llm.check_kind(text)
     if chat:
         return llm.encode([{"role": "user", "content": text}])
     if llm.tokenizer is not None:

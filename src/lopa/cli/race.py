@@ -83,6 +83,7 @@ def race(
     if prompt is None:
         print_note(visible(text))
     llm = load(model)
+    llm.check_kind(text, configs[0])
     prompt_ids = encode(llm, text, chat)
     cost_seconds = prepare_cost(llm, *configs)
     outputs = run(llm, prompt_ids, configs)

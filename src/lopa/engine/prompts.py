@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from lopa.config import DecodeConfig
 from lopa.decoding.length_search import MOST_LENGTHS, lengths_to_try
 from lopa.errors import PromptError
 from lopa.models import questions
@@ -72,12 +73,15 @@ def is_batch(prompts: object) -> bool:
     )
 
 
-def check_kind(prompt: Prompt, tokenizer: Tokenizer | None) -> None:
+def check_kind(prompt: Prompt, tokenizer: Tokenizer | None, config: DecodeConfig) -> None:
     """PromptError for text that the built-in model cannot read; other models get anything.
 
-    Evaluations do not ask: they may put such text to it to see what comes.
+    Where the answer has to fit a pattern any text may be asked. Evaluations do not ask: they may
+    put such text to it to see what comes.
     """
     if tokenizer is None or not tokenizer.is_built_in or isinstance(prompt, Infill):
+        return
+    if config.is_constrained:
         return
     if isinstance(prompt, str):
         questions.check(prompt)

@@ -159,14 +159,14 @@ class Worker:
         """Encode and check a job; LopaError says what is wrong with it."""
         since = time.perf_counter()
         whole = job.suffix is None
-        if whole:
-            self.llm.check_kind(job.prompt)
         ids = self.llm.encode(job.prompt, at_most=self.most_tokens, whole=whole)
         behind: list[int] = []
         if job.suffix is not None:
             behind = self._encode_suffix(job.suffix)
         given = self._with_defaults(job.options)
         shape = {name: given[name] for name in PATTERNS if given.get(name) is not None}
+        if whole:
+            self.llm.check_kind(job.prompt, DecodeConfig(**shape))
         if shape:  # kept, so that it is there when the session is made
             self.llm.automaton(DecodeConfig(**shape))
         with self._opening:
