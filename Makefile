@@ -2,8 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Modules are compiled when they are first imported: few of them ever are.
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 BROWSER_READY := $(VENV)/.browser-ready
@@ -109,16 +108,18 @@ test-dist: dist
 	$(VENV)-dist/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
 	bin=$$PWD/$(VENV)-dist/bin && cd /tmp && $$bin/lopa race --decoders d2f,lopa --branches 3
 
-# What it takes to run: PyTorch, lopa and its server.
+# What it takes to run: PyTorch, lopa and its server. Their modules are compiled when they are first imported, which is
+# few of them; tests start many processes, and Python may be told to keep nothing, so they are compiled for tests.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lopa needs Python 3.11 or newer: make PYTHON=python3.12 …")'
 	$(call step,Making $(VENV),$(PYTHON) -m venv $(VENV))
-	$(call step,Installing PyTorch: about a minute; the first time it is downloaded too,$(INSTALL) 'setuptools>=77' torch)
-	$(call step,Installing lopa and what it needs,$(INSTALL) --no-build-isolation --editable '.[serve]')
+	$(call step,Installing PyTorch: about a minute; the first time it is downloaded too,$(INSTALL) --no-compile 'setuptools>=77' torch)
+	$(call step,Installing lopa and what it needs,$(INSTALL) --no-compile --no-build-isolation --editable '.[serve]')
 	@touch $@
 
 $(READY): $(INSTALLED)
 	$(call step,Installing what the tests need,$(INSTALL) --no-build-isolation --editable '.[dev]')
+	$(call step,Compiling modules,$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true) # a package may hold other Python
 	@touch $@
 
 $(BROWSER_READY): $(READY)
