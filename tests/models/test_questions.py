@@ -77,20 +77,19 @@ def test_the_line_break_is_given(llm: LLM, asked: str) -> None:
 
 def test_what_it_cannot_read_is_refused(llm: LLM) -> None:
     user = {"role": "user", "content": WORD_PROBLEM}
-    for asked in ("Hello", [{"role": "user", "content": "Hello"}]):
-        with pytest.raises(LopaError, match="solves word problems"):
-            llm.generate(asked)
-        with pytest.raises(LopaError, match="solves word problems"):
-            llm.stream(asked)
+    hello = [{"role": "user", "content": "Hello"}]
+    with pytest.raises(LopaError, match="solves word problems"):
+        llm.generate(hello)
+    with pytest.raises(LopaError, match="solves word problems"):
+        llm.stream(hello)
     for before in ({"role": "system", "content": "Be brief."}, user):
         with pytest.raises(LopaError, match=r"one question at a time.*send one user message"):
             llm.chat([before, user])
 
 
-def test_an_evaluation_may_put_anything_to_it(llm: LLM) -> None:
+def test_any_text_is_continued(llm: LLM) -> None:
     config = llm.decode_config(max_new_tokens=8, block_size=4, branches=0)
-    outputs = dict(llm.generate_as_completed(["Hello", "1 + 1 ="], config))
-    assert sorted(outputs) == [0, 1]
+    assert len(llm.generate(["Hello", "1 + 1 ="], config)) == 2
 
 
 def test_an_answer_that_has_to_fit_may_be_to_anything(llm: LLM) -> None:

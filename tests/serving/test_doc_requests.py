@@ -41,8 +41,8 @@ def test_openai_client(tiny: Server, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_it_says_what_it_can_do(tiny: Server) -> None:
     with openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="none", max_retries=0) as client:
-        with pytest.raises(openai.BadRequestError, match="solves word problems"):
-            client.completions.create(model="tiny", prompt="Hello")
+        continued = client.completions.create(model="tiny", prompt="Hello", max_tokens=8)
+        assert continued.choices[0].text
         for before, said in (([], "solves word problems"), (["Hi"], "one question at a time")):
             given = [*before, "Hello" if not before else WORD_PROBLEM]
             messages = [{"role": "user", "content": text} for text in given]

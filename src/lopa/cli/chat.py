@@ -7,7 +7,15 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from lopa.cli.model import encode, example, load, output_text, prepare_cost, read_input
+from lopa.cli.model import (
+    check_question,
+    encode,
+    example,
+    load,
+    output_text,
+    prepare_cost,
+    read_input,
+)
 from lopa.cli.options import (
     DecodeOptions,
     ModelOptions,
@@ -89,6 +97,7 @@ class Conversation:
         if self.keeps_history:
             ids = self.llm.encode([*self.messages, message])
         else:
+            check_question(self.llm, line, self.config)
             ids = encode(self.llm, line, chat=False)
         terminal = sys.stdout.isatty()
         cost_seconds = prepare_cost(self.llm, self.config)

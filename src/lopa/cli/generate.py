@@ -13,6 +13,7 @@ import typer
 from lopa.atomic_write import check_writable
 from lopa.cli.model import (
     broadcast_text,
+    check_question,
     encode,
     example,
     load,
@@ -95,7 +96,7 @@ def generate(
 
         text = broadcast_text(llm, text)
         if suffix is None:
-            llm.check_kind(text, config)
+            check_question(llm, text, config)
         ids = encode(llm, text, chat, whole=suffix is None)
         cost_seconds = prepare_cost(llm, config)
         asked: Prompt = ids

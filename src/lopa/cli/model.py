@@ -168,6 +168,12 @@ def read_input(read: Callable[[], str]) -> str:
     return text
 
 
+def check_question(llm: BaseLLM, text: str, config: DecodeConfig) -> None:
+    """PromptError, which says what it can do, for text that the built-in model cannot read."""
+    if llm.tokenizer is not None and llm.tokenizer.is_built_in and not config.is_constrained:
+        questions.check(text)
+
+
 def encode(llm: BaseLLM, text: str, chat: bool, *, whole: bool = True) -> list[int]:
     """The token ids of a prompt; for a model without a tokenizer, the ids as typed.
 

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from lopa.cli.model import encode, example, load, output_text, prepare_cost, read_prompt
+from lopa.cli.model import (
+    check_question,
+    encode,
+    example,
+    load,
+    output_text,
+    prepare_cost,
+    read_prompt,
+)
 from lopa.cli.options import (
     ChatOption,
     DecodeOptions,
@@ -83,7 +91,7 @@ def race(
     if prompt is None:
         print_note(visible(text))
     llm = load(model)
-    llm.check_kind(text, configs[0])
+    check_question(llm, text, configs[0])
     prompt_ids = encode(llm, text, chat)
     cost_seconds = prepare_cost(llm, *configs)
     outputs = run(llm, prompt_ids, configs)

@@ -170,7 +170,7 @@ class BaseLLM(ABC):
         many = is_batch(prompts)
         batch = prompts if many else [prompts]
         for prompt, one in zip(batch, self._configs(config, len(batch), settings), strict=True):
-            self.check_kind(prompt, one)
+            self.check_chat(prompt, one)
         with self._lock.held():
             completed: Iterable[tuple[int, Output]] = self._as_completed(batch, config, settings)
             if progress:
@@ -302,7 +302,7 @@ class BaseLLM(ABC):
         """
         self._lock.check_process()
         (config,) = self._configs(config, 1, settings)
-        self.check_kind(prompt, config)
+        self.check_chat(prompt, config)
         return self.engine(max_running=1).stream(self.session(prompt, config))
 
     def decode_config(self, preset: str | None = None, **given: Any) -> DecodeConfig:
@@ -409,9 +409,9 @@ class BaseLLM(ABC):
         """
         return prompts.encode(prompt, self.tokenizer, self.config, at_most, whole=whole)
 
-    def check_kind(self, prompt: Prompt, config: DecodeConfig) -> None:
-        """PromptError, which says what it can do, for text that the built-in model cannot read."""
-        prompts.check_kind(prompt, self.tokenizer, config)
+    def check_chat(self, prompt: Prompt, config: DecodeConfig) -> None:
+        """PromptError, which says what it can do, for a chat the built-in model cannot read."""
+        prompts.check_chat(prompt, self.tokenizer, config)
 
     def _configs(
         self, config: Configs, count: int, settings: dict[str, Any]

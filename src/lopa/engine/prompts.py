@@ -73,20 +73,16 @@ def is_batch(prompts: object) -> bool:
     )
 
 
-def check_kind(prompt: Prompt, tokenizer: Tokenizer | None, config: DecodeConfig) -> None:
-    """PromptError for text that the built-in model cannot read; other models get anything.
+def check_chat(prompt: Prompt, tokenizer: Tokenizer | None, config: DecodeConfig) -> None:
+    """PromptError for a chat that the built-in model cannot read; other models get anything.
 
-    Where the answer has to fit a pattern any text may be asked. Evaluations do not ask: they may
-    put such text to it to see what comes.
+    Plain text is continued, whatever it is. So is a chat whose answer has to fit a pattern.
     """
-    if tokenizer is None or not tokenizer.is_built_in or isinstance(prompt, Infill):
+    if tokenizer is None or not tokenizer.is_built_in or config.is_constrained:
         return
-    if config.is_constrained:
-        return
-    if isinstance(prompt, str):
-        questions.check(prompt)
-    elif _is_chat(prompt) and all(isinstance(message, Mapping) for message in prompt):
-        questions.check(str(prompt[-1].get("content", "")))  # type: ignore[union-attr]
+    last = prompt[-1] if isinstance(prompt, list | tuple) and prompt else None
+    if isinstance(last, Mapping):
+        questions.check(str(last.get("content", "")))
 
 
 def _is_chat(prompt: object) -> bool:

@@ -166,7 +166,7 @@ class Worker:
         given = self._with_defaults(job.options)
         shape = {name: given[name] for name in PATTERNS if given.get(name) is not None}
         if whole:
-            self.llm.check_kind(job.prompt, DecodeConfig(**shape))
+            self.llm.check_chat(job.prompt, DecodeConfig(**shape))
         if shape:  # kept, so that it is there when the session is made
             self.llm.automaton(DecodeConfig(**shape))
         with self._opening:
