@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from lopa.models.files import BUILT_IN
+
 pytestmark = [pytest.mark.harness, pytest.mark.filterwarnings("ignore")]
 
 TASK = """
@@ -63,9 +65,18 @@ def test_answers_likelihoods_and_code(tmp_path: Path) -> None:
 
 
 def test_examples_as_turns_of_a_chat(tmp_path: Path) -> None:
+    """With a template that has turns: the built-in model's takes one message alone."""
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in BUILT_IN["tiny"].iterdir():
+        (model / file.name).symlink_to(file)
+    (model / "tokenizer_config.json").unlink()
+    settings = json.loads((BUILT_IN["tiny"] / "tokenizer_config.json").read_text())
+    turns = "{% for message in messages %}{{ message['content'] + '\n' }}{% endfor %}"
+    (model / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": turns}))
     tasks = {"chat": local("gsm8k", "chat", "fewshot_split: test\n")}
     chat = ("--apply_chat_template", "--fewshot_as_multiturn", "true")
-    found = theirs(tmp_path, tasks, "model=tiny,max_new_tokens=8,block_size=4", *chat)
+    found = theirs(tmp_path, tasks, f"model={model},max_new_tokens=8,block_size=4", *chat)
     assert found["chat"]["exact_match,strict-match"] == 0.0
     (samples,) = (tmp_path / "out").rglob("samples_*.jsonl")
     asked = json.loads(samples.read_text().splitlines()[0])["arguments"]["gen_args_0"]["arg_0"]
