@@ -195,6 +195,9 @@ def test_the_budget_learns_of_branches_that_could_have_won(accept: str) -> None:
     records = drive(decoder, MadeUp(7))
     assert any(branch.refused for record in records for branch in record.branches)
     for record, tokens in zip(records, learnt, strict=True):
+        if len(record.branches) == 1:
+            assert not tokens  # nothing to compare
+            continue
         assert tokens[-1] == len(record.fills) + len(record.branches[record.winner].lookaheads)
         if all(branch.refused for branch in record.branches[:-1]):
             assert len(set(tokens)) == 1
@@ -253,6 +256,8 @@ def test_what_a_round_brought_is_what_the_budget_learns() -> None:
     learnt = listen(decoder.budget)
     records = drive(decoder, MadeUp(7))
     for record, tokens in zip(records, learnt, strict=True):
+        if len(record.branches) == 1:
+            continue
         placed = len(record.branches[record.winner].lookaheads)
         assert tokens[-1] == len(record.fills) + placed
 
@@ -359,7 +364,8 @@ def test_tokens_behind_eos_do_not_count() -> None:
         stats = MadeUp(13).stats(decoder, plan)
         stats.token[:] = EOS  # all that is filled is EOS
         advance(decoder, stats)
-    assert max(max(tokens) for tokens in learnt) <= 2  # the first of them, and a lookahead
+    # The first of them, and a lookahead
+    assert max(max(tokens, default=0) for tokens in learnt) <= 2
 
 
 @pytest.mark.parametrize("eos_share", [0.0, 0.05, 1.0])

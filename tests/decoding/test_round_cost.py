@@ -67,12 +67,13 @@ def test_one_round_costs_what_it_does_among_several(
     assert cost(tokens, branches) == pytest.approx(float(found[0]))
 
 
-def test_the_host_may_take_longer_than_the_device() -> None:
+def test_the_share_of_the_host() -> None:
     cost = RoundCost(POINTS, HOST, records=0.001)
-    assert not cost.is_host_bound(64, [0] * 3)
-    assert cost.is_host_bound(64, [0] * 4)
-    assert cost.is_host_bound(64, [15] * 2)
-    assert not EVERY_ROUND_THE_SAME.is_host_bound(64, [0] * 100)
+    of_one = (HOST[0] + 0.001) / POINTS[0][1]
+    assert cost.host_share(1, [0]) == pytest.approx(of_one)
+    assert cost.host_share(1, [0] * 3) == pytest.approx(3 * of_one)
+    assert cost.host_share(1, [15]) > cost.host_share(1, [0]) > cost.host_share(4096, [0])
+    assert EVERY_ROUND_THE_SAME.host_share(64, [0] * 100) == 0
 
 
 def test_in_halves_the_host_and_the_device_work_at_once() -> None:

@@ -31,9 +31,11 @@ PRIOR_GAINS: dict[AcceptName, tuple[float, ...]] = {
     "agreed": (1.4, 1.8, 2.8, 2.9),
     "exact": (0.5, 0.8, 0.4, 0.3),
 }
-LEARN_EVERY = 4  # rounds: one of so many is learned of
-PRIOR_COUNT = 7.0  # rounds learned of that this prior counts for
-EMA_DECAY = 0.96  # weight of a round against the next one that is learned of
+# Rounds, one of so many is learned of: usually, and where the number of branches is kept (there
+# the host is what takes long)
+LEARN_EVERY, LEARN_EVERY_HELD = 8, 32
+PRIOR_COUNT = 3.5  # rounds learned of that this prior counts for
+EMA_DECAY = 0.92  # weight of a round against the next one that is learned of
 # Some of a gain would have come a round later by itself, and a first token that is right makes
 # later rounds better: what counts is this share of it. For the first branch it also depends on the
 # probability of its token, (up to, share): a confident one was about to be filled anyway. What
@@ -44,11 +46,16 @@ GAIN_SHARES: dict[AcceptName, tuple[float, ...]] = {
     "agreed": (1.25, 0.9, 0.7, 0.5),
     "exact": (1.0, 1.0, 1.0, 1.0),
 }
+# The same over all rounds, where a number of branches is kept for several of them.
+USUAL_GAIN_SHARES: dict[AcceptName, tuple[float, ...]] = {
+    **GAIN_SHARES,
+    "agreed": (1.6, 0.9, 0.7, 0.35),
+}
 WAITING_GAIN_SHARE = 0.3  # of all that, while the first block waits: it would fill up anyway
 # Prior of the tokens that a round without branches brings. As long as no EOS is in view (open) the
 # answer is a long one, and those start slowly and get faster.
 PRIOR_TOKENS, PRIOR_TOKENS_OPEN = 1.8, 5.0
-EXPLORE_AFTER = 20  # rounds learned of without a branch, until one is tried: it may help by now
+EXPLORE_AFTER = 10  # rounds learned of without a branch, until one is tried: it may help by now
 
 
 class BranchBudget:
@@ -59,26 +66,23 @@ class BranchBudget:
         self._steps = [_DecayedMean() for _ in AUTO_BRANCHES[1:]]  # gain of a choice over the last
         self._unexplored = 0  # rounds learned of since the last one with a branch
         self._gains = self._expected_gains()
-        # Steps of the offer by the first gain's share and candidates, until more is learned
-        self._offered: dict[tuple[int, int], tuple[tuple[int, float], ...]] = {}
 
     def observe(self, outcome: Outcome) -> None:
         """Learn what a round would have brought with each number of branches.
 
         Not of every round: it takes the host as long as choosing does.
         """
-        if outcome.plan.index % LEARN_EVERY:
+        if outcome.plan.index % (LEARN_EVERY_HELD if outcome.is_held else LEARN_EVERY):
             return
-        winners = [0]
-        merged: list[BoolArray | None] = []
-        if outcome.selection is not None:
-            config, scores = outcome.fill_rule.config, outcome.selection.allowed
-            if config.accept == "exact":
-                winners = self.chain_ends(outcome.chain, len(outcome.drafts))
-            else:
-                winners = self.winners(scores.tolist(), wins_alone(scores, outcome.drafts, config))
-            if config.merge:
-                merged = _merged(outcome, scores, winners)
+        if outcome.selection is None:
+            self.learn(())  # nothing to compare the anchor with
+            return
+        config, scores = outcome.fill_rule.config, outcome.selection.allowed
+        if config.accept == "exact":
+            winners = self.chain_ends(outcome.chain, len(outcome.drafts))
+        else:
+            winners = self.winners(scores.tolist(), wins_alone(scores, outcome.drafts, config))
+        merged = _merged(outcome, scores, winners) if config.merge else []
         self.learn(outcome.brought(winners, merged))
 
     def winners(self, scores: Sequence[float], lone: bool | None = None) -> list[int]:
@@ -109,7 +113,10 @@ class BranchBudget:
         return ends
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """tokens: what each of those winners brought, its lookahead token included."""
+        """tokens: what each of those winners brought, its lookahead token included.
+
+        None where there were no branches.
+        """
         self._unexplored = 0 if len(tokens) > 1 else self._unexplored + 1
         for mean in self._steps:
             mean.decay()
@@ -117,19 +124,19 @@ class BranchBudget:
             step.add(more - fewer)
         # Now, while the device works: `offer` keeps it waiting.
         self._gains = self._expected_gains()
-        self._offered.clear()
 
-    def _expected_gains(self) -> list[list[float]]:
-        """Tokens that each choice gains over no branches, a list for each FIRST_GAIN_SHARES."""
+    def _expected_gains(self) -> list[tuple[float, ...]]:
+        """Tokens that each choice gains over none: by FIRST_GAIN_SHARES, and usually."""
         gains = []
         kept = 1.0  # a choice that gains less than its prior lowers the prior of the next
         for step, prior in zip(self._steps, PRIOR_GAINS[self.accept], strict=True):
             gains.append(step.value(prior * kept, PRIOR_COUNT))
             kept = min(1.0, gains[-1] / prior)
+        usual = [g * s for g, s in zip(gains, USUAL_GAIN_SHARES[self.accept], strict=True)]
         first, *more = (g * s for g, s in zip(gains, GAIN_SHARES[self.accept], strict=True))
-        if self.accept == "exact":
-            return [[0.0, *accumulate(more, initial=first)]] * len(FIRST_GAIN_SHARES)
-        return [[0.0, *accumulate(more, initial=s * first)] for _, s in FIRST_GAIN_SHARES]
+        shares = [1.0 if self.accept == "exact" else share for _, share in FIRST_GAIN_SHARES]
+        each = [(share * first, *more) for share in shares]
+        return [(0.0, *accumulate(of)) for of in (*each, usual)]
 
     def offer(
         self,
@@ -149,17 +156,15 @@ class BranchBudget:
         """
         share = bisect(FIRST_GAIN_SHARES, (top_prob,))
         candidates = min(candidates, AUTO_BRANCHES[-1])
-        steps = self._offered.get((share, candidates))
-        if steps is None:
-            choices = _choices(candidates)
-            steps = concave_steps(choices, self._gains[share][: len(choices)])
-            self._offered[share, candidates] = steps
+        choices = tuple(_choices(candidates))
+        steps = concave_steps(choices, self._gains[share][: len(choices)])
+        usual_steps = concave_steps(choices, self._gains[-1][: len(choices)])
         if is_waiting:
             steps = tuple((added, gain * WAITING_GAIN_SHARE) for added, gain in steps)
         prior = PRIOR_TOKENS_OPEN if is_open else PRIOR_TOKENS
         explores = self._unexplored >= EXPLORE_AFTER and index % LEARN_EVERY == 0
         least = min(candidates, int(explores))
-        return Offer(row_length, prior, steps, least)
+        return Offer(row_length, prior, steps, least, usual_steps)
 
 
 def _choices(candidates: int) -> list[int]:

@@ -81,7 +81,8 @@ class Decoder:
         self._offer: Offer | None = None
         self._taken: Offer | None = None  # of which the next round has its branches
         self._held, self._held_rounds = 0, 0  # branches, in so many rounds after the next
-        self.pace = Pace()  # of its rounds, as if it were alone; for branches auto
+        self._is_held = False  # whether the next round's were kept
+        self.pace = Pace()  # of the rounds in which it ran alone; for branches auto
         # Of its first rounds, where they are known: an answer that is decoded again.
         self.known_branches: Sequence[int] = ()
         self.brought = 0  # tokens, by the last round that was recorded
@@ -265,7 +266,7 @@ class Decoder:
             return self._choose_length(plan, stats)
         if plan is None or frame is None:
             raise RuntimeError("statistics without a plan")
-        drafts, taken = self.drafts, self._taken
+        drafts, taken, was_held = self.drafts, self._taken, self._is_held
         base, size, mask_id = self.window.base, self.window.size, None
         if self.config.edits:
             mask_id = self.mask_id
@@ -290,7 +291,7 @@ class Decoder:
             elif not following.length:
                 self.end("filled" if self.gaps else "eos" if self.has_eos else "length")
         self.drafts = []
-        held = self._held_rounds > 0
+        held = self._is_held = self._held_rounds > 0
         most = self.config.most_branches
         if held:
             self._held_rounds -= 1
@@ -330,6 +331,7 @@ class Decoder:
             step=fills.step,
             prompt=self.prompt,
             offer=taken,
+            is_held=was_held,
         )
         if self._offer is not None and self.round < len(self.known_branches):
             self.take(self.known_branches[self.round])
@@ -350,10 +352,6 @@ class Decoder:
         self.brought = len(columns) + outcome.placed
         if self.budget is not None:
             self.budget.observe(outcome)
-            start = max(outcome.plan.start, self.prompt)  # what is cached of a prompt is no matter
-            ends = outcome.frame.row_ends
-            tokens = sum(ends) - len(ends) * start
-            self.pace.add(self.brought, self.cost(tokens, (len(outcome.drafts),)))
         offer = outcome.offer
         self.expected_gain = 0.0 if offer is None else offer.gain_of(len(outcome.drafts))
         self.policy.observe(outcome)

@@ -40,6 +40,7 @@ class Outcome:
     step: int  # how many rounds the first block had had
     prompt: int  # its length
     offer: Offer | None = None  # of its branches, where their number was a choice
+    is_held: bool = False  # whether that number was kept from the round before
 
     @property
     def placed(self) -> int:

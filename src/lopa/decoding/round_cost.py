@@ -67,21 +67,19 @@ class RoundCost:
 
     def of_round(self, tokens: float, host: float, sessions: int) -> float:
         """`of_rounds` of one round, without arrays: several times as fast."""
-        device, records = self._device_of(tokens), sessions * self.records
-        whole = max(device, records) + host
-        if not self.in_halves or sessions < 2 or records + host >= device:
-            return whole
-        return min(whole, max(2 * self._device_of(-(-tokens // 2)), records + host))
+        whole = self._of_whole(tokens, host, sessions)
+        halves = self._of_halves(tokens, host, sessions)
+        return whole if halves is None else min(whole, halves)
 
     def host_of_all(self, branches: Sequence[int]) -> float:
         """The host's part of sessions with so many branches each."""
         by_number = self._host_by_number
         return sum([by_number[min(k, AUTO_BRANCHES[-1])] for k in branches])
 
-    def is_host_bound(self, tokens: float, branches: Sequence[int]) -> bool:
-        """Whether the host takes longer than the device. branches: of each session."""
+    def host_share(self, tokens: float, branches: Sequence[int]) -> float:
+        """The host's part of a round over the device's. branches: of each session."""
         host = self.host_of_all(branches) + len(branches) * self.records
-        return host >= self._device_of(tokens)
+        return host / self._device_of(tokens)
 
     def host_of(self, branches: IntArray | FloatArray) -> FloatArray:
         """The host's part of sessions with so many branches."""
@@ -103,9 +101,9 @@ class RoundCost:
 
         branches: of a session.
         """
-        host = sessions * self.host_of(np.array([branches]))
-        whole, halves = self._ways(np.array([float(tokens)]), host, sessions)
-        return halves is not None and bool(halves[0] < whole[0])
+        host = sessions * float(self.host_of(np.array([branches]))[0])
+        halves = self._of_halves(tokens, host, sessions)
+        return halves is not None and halves < self._of_whole(tokens, host, sessions)
 
     def _ways(
         self, tokens: FloatArray, host: FloatArray | float, sessions: int
@@ -122,6 +120,18 @@ class RoundCost:
         on_host = records + host
         twice = np.maximum(2 * self._device(np.ceil(tokens / 2)), on_host)
         return whole, np.where(on_host < device, twice, np.inf)
+
+    def _of_whole(self, tokens: float, host: float, sessions: int) -> float:
+        """`_ways` of one round, without arrays."""
+        return max(self._device_of(tokens), sessions * self.records) + host
+
+    def _of_halves(self, tokens: float, host: float, sessions: int) -> float | None:
+        if not self.in_halves or sessions < 2:
+            return None
+        on_host = sessions * self.records + host
+        if on_host >= self._device_of(tokens):
+            return None
+        return max(2 * self._device_of(-(-tokens // 2)), on_host)
 
     def _device(self, tokens: FloatArray) -> FloatArray:
         found: FloatArray = np.interp(tokens, *self._line)

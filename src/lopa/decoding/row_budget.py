@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -35,6 +36,8 @@ class Offer(NamedTuple):
     # Branches that each step adds, tokens that it brings: fewer per branch from step to step
     steps: tuple[tuple[int, float], ...]
     least: int = 0  # branches that it has in any case
+    # The same for a round as they usually are, where a number is kept for several
+    usual_steps: tuple[tuple[int, float], ...] = ()
 
     def gain_of(self, branches: int) -> float:
         """Tokens that so many branches are expected to bring over none."""
@@ -161,7 +164,10 @@ def _worth(
     return worth
 
 
-def concave_steps(choices: Sequence[int], gains: Sequence[float]) -> tuple[tuple[int, float], ...]:
+@lru_cache(maxsize=1024)  # sessions that have learned nothing yet have the same gains
+def concave_steps(
+    choices: tuple[int, ...], gains: tuple[float, ...]
+) -> tuple[tuple[int, float], ...]:
     """Branches and tokens that each step adds, with falling gains per branch.
 
     choices: numbers of branches, rising from 0; gains: of each over none. A choice that gains less

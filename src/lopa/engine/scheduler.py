@@ -27,9 +27,9 @@ from lopa.errors import CapacityError
 from lopa.runner.base import InFlight, Runner
 from lopa.types import Plan, Stats
 
-# Where the host is what takes long, a session keeps its number of branches for so many rounds:
-# weighing them anew takes the host time, too.
-HOLD_ROUNDS = 4
+# Where the host takes at least this share of the device's time, branches are weighed in one of so
+# many rounds, of all sessions together, and kept in between: weighing takes the host time, too.
+HOLD_FROM_SHARE, HOLD_ROUNDS = 0.5, 8
 
 
 @dataclass(slots=True)
@@ -77,6 +77,8 @@ class Scheduler(Engine):
         # Of the last round: what the device would have waited for the host, and records
         self.host_seconds = self.record_seconds = 0.0
         self._pace = Pace()
+        self._launched = 0  # rounds
+        self._holds = False  # whether numbers of branches are kept for several rounds
         # Of a session in the round that was launched last: tokens forwarded, branches
         self._tokens_each = self._branches_each = 0.0
 
@@ -128,7 +130,10 @@ class Scheduler(Engine):
         events = [(session, session.record(seconds)) for session, seconds in spent]
         self.record_seconds = time.perf_counter() - launched
         if one.seconds:
-            self._pace.add(sum(session.decoder.brought for session, _ in spent), one.seconds)
+            brought = sum(session.decoder.brought for session, _ in spent)
+            self._pace.add(brought, one.seconds)
+            if len(one.sessions) == 1:
+                one.sessions[0].decoder.pace.add(brought, one.seconds)
         return events
 
     def _launch(self, now: float) -> None:
@@ -142,13 +147,14 @@ class Scheduler(Engine):
         for lane in sorted(lanes - {one.lane for one in self.in_flight}):
             turn, seconds = self._next_turn(most)
             if turn:
+                self._launched += 1
                 one = InFlightRound.launch(self.runner, lane, turn, seconds, now)
                 self.in_flight.append(one)
 
     def _goes_in_halves(self) -> bool:
         """Whether two rounds in turn, one on the device and one on the host, take less time."""
         count = len(self.running)
-        if self.cost is None or not self.overlap or self.runner.lanes < 2:
+        if self.cost is None or count < 2 or not self.overlap or self.runner.lanes < 2:
             return False
         return self.cost.halves_pay(int(count * self._tokens_each), self._branches_each, count)
 
@@ -180,7 +186,7 @@ class Scheduler(Engine):
             self._branches_each = sum(branches) / len(turn)
         if self.cost is None:
             return turn, 0.0
-        rounds = HOLD_ROUNDS if self.cost.is_host_bound(forwarded, branches) else 1
+        rounds = HOLD_ROUNDS - self._launched % HOLD_ROUNDS if self._holds else 1
         for session in turn:
             if session in chosen:
                 session.decoder.take(chosen[session], rounds)
@@ -213,8 +219,11 @@ class Scheduler(Engine):
         rest = NO_OTHERS
         if others:
             rest = Rest(len(others), forwarded, tokens, cost.host_of_all(others))
-        chosen = allocate(offers, cost, pace, rest)
-        return dict(zip(offering, chosen, strict=True))
+        anchors = forwarded + sum(offer.row_length for offer in offers)
+        self._holds = cost.host_share(anchors, [0] * len(sessions)) >= HOLD_FROM_SHARE
+        if self._holds:
+            offers = [offer._replace(steps=offer.usual_steps) for offer in offers]
+        return dict(zip(offering, allocate(offers, cost, pace, rest), strict=True))
 
     def _admit(self) -> None:
         new: list[Session] = []

@@ -14,6 +14,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+from lopa.bench import gc_frozen
 from lopa.config import AUTO_BRANCHES, DecodeConfig
 from lopa.decoding.round_cost import RoundCost
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET
@@ -39,8 +40,9 @@ def run(study: Study) -> Findings:
     cost = study.model.round_cost  # measured before anything is timed
     cells = [(n, run, setting) for n in loads for run in range(RUNS) for setting in SETTINGS]
     found: dict[tuple[int, str], list[Findings]] = {}
+    warm: set[tuple[int, str]] = set()
     for done, (n, run, setting) in enumerate(cells):
-        samples = _timed(study, f"{n} at once, k = {setting}, run {run + 1}", n, setting)
+        samples = _timed(study, f"{n} at once, k = {setting}, run {run + 1}", n, setting, warm)
         found.setdefault((n, setting), []).append(_figures(samples))
         study.progress(done + 1, len(cells))
     compared = [_compare("", n, {s: found[n, s] for s in SETTINGS}) for n in loads]
@@ -51,15 +53,24 @@ def _config(study: Study, setting: str) -> DecodeConfig:
     return study.config(branches="auto" if setting == "auto" else int(setting))
 
 
-def _timed(study: Study, key: str, at_once: int, setting: str) -> list[Sample]:
+def _timed(
+    study: Study,
+    key: str,
+    at_once: int,
+    setting: str,
+    warm: set[tuple[int, str]],  # loads and settings that have been decoded before
+) -> list[Sample]:
     """From the file, or decoded and timed; a run that was interrupted is done again."""
     if len(samples := study.file.of(key, len(study.problems))) == len(study.problems):
         return samples
     llm, config = study.model, _config(study, setting)
     prompts = [problem.prompt for problem in study.problems]
-    if llm.runner.is_async:  # so that graphs of all sizes are made
+    if llm.runner.is_async and (at_once, setting) not in warm:  # to make graphs of all sizes
         decode(llm, prompts, config, at_once)
-    return _keep(study, key, decode(llm, prompts, config, at_once))
+        warm.add((at_once, setting))
+    with gc_frozen.frozen():
+        samples = decode(llm, prompts, config, at_once)
+    return _keep(study, key, samples)
 
 
 def _keep(study: Study, key: str, samples: list[Sample]) -> list[Sample]:
