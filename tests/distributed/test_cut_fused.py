@@ -25,35 +25,45 @@ def ranks() -> Iterator[Ranks]:
     ranks.close()
 
 
-@pytest.mark.parametrize(("branches", "tensors"), [(1, 2), (2, 2)])
-@pytest.mark.parametrize("name", ["dream", "llada2", "sdar-moe"])
+@pytest.mark.parametrize(
+    ("name", "branches", "tensors"),
+    [("dream", 1, 2), ("dream", 2, 2), ("llada2", 1, 2), ("llada2", 2, 2), ("sdar-moe", 1, 2)],
+)
 def test_tokens_are_those_of_plain_torch(
     ranks: Ranks, tmp_path: Path, name: str, branches: int, tensors: int
 ) -> None:
-    """In one batch: with branches, sampled, and with a setting that the kernels lack."""
+    """In one batch: with branches, sampled, and by each ranking."""
     family = family_named(name)
-    # Odd, so that the parts of the vocabulary differ by one
-    checkpoint.write_tiny(replace(family, tiny={**family.tiny, "vocab_size": 261}), tmp_path)
+    # An odd vocabulary, so that its parts differ by one; two layers, one of them dense
+    small = {**family.tiny, "vocab_size": 261, "num_hidden_layers": 2}
+    checkpoint.write_tiny(replace(family, tiny=small), tmp_path)
     plain = DecodeConfig(
         block_size=4,
         max_new_tokens=8,
-        max_rounds=3,
-        threshold=0.02,
+        max_rounds=2,
+        threshold=0.0,
         attention="full" if name == "dream" else "block",
     )
     asked = [
-        cases.Request(str(tmp_path), tuple(range(3, 8 + 4 * index)), config)
-        for index, config in enumerate(
+        cases.Request(str(tmp_path), (3, 4, 5, seed), plain.changed(seed=seed, **more))
+        for seed, more in enumerate(
             (
-                plain.changed(branches=2),
-                plain.changed(branches=1, temperature=0.8, ranking="margin"),
-                plain.changed(branches=1, ranking="neg_entropy"),
+                {"branches": 2},
+                {"branches": 1, "temperature": 0.8, "ranking": "margin"},
+                {"branches": 1, "ranking": "neg_entropy"},
             )
         )
     ]
-    alone = [plain.changed(branches=1, temperature=0.8, top_p=0.9)]
-    asked_alone = [cases.Request(str(tmp_path), (5, 6, 7), config) for config in alone]
-    for some in (asked, asked_alone):
-        expected = [cases.alone(request) for request in some]
-        found = ranks.run(cases.decode_fused, some, branches=branches, tensors=tensors)
-        assert found == [expected] * (branches * tensors)
+    expected = [cases.alone(request) for request in asked]
+    found = ranks.run(cases.decode_fused, asked, branches=branches, tensors=tensors)
+    assert found == [expected] * (branches * tensors)
+
+
+def test_a_head_that_is_left_to_torch(ranks: Ranks) -> None:
+    request = cases.Request(
+        str(cases.DREAM),
+        (5, 6, 7),
+        DecodeConfig(block_size=4, max_new_tokens=4, max_rounds=2, temperature=0.8, top_p=0.9),
+    )
+    found = ranks.run(cases.decode_fused, [request], branches=1, tensors=2)
+    assert found == [[cases.alone(request)]] * 2
