@@ -95,11 +95,11 @@ def requests(name: str) -> list[tuple[list[int], DecodeConfig]]:
     asked = [
         (list(range(3, 12)), plain),
         (list(range(40, 90)), plain.changed(branches=7, ranking="margin")),
-        (list(range(5, 30)), plain.changed(branches=1, temperature=0.8, seed=3)),
         (list(range(9, 20)), plain.changed(temperature=0.7, top_p=0.9)),
     ]
     if name != "sdar-moe":  # its positions end before
         asked.append(([20 + i % 200 for i in range(2500)], plain.changed(ranking="neg_entropy")))
+        asked.append((list(range(5, 30)), plain.changed(branches=1, temperature=0.8, seed=3)))
     return asked
 
 
