@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -45,7 +44,8 @@ def join_parts(model: Transformer, mesh: Mesh) -> VocabularyStatistics:
 
     def look_up(tokens: Tensor) -> Tensor:
         own = (tokens >= held.start) & (tokens < held.stop)
-        found = F.embedding(torch.where(own, tokens - held.start, 0), embedding.weight)
+        # A product, since torch.where would copy its 0 to the device, which a graph may not do
+        found = F.embedding((tokens - held.start) * own, embedding.weight)
         return model.sum_parts(found.masked_fill(~own[:, None], 0.0))
 
     embedding.forward = look_up

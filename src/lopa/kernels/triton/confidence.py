@@ -114,8 +114,8 @@ def _scan(
             has_mask = (mask_at >= begin) & (mask_at < begin + BLOCK) & (mask_at < vocab)
             masks = tl.load(logits + row * stride + mask_at, mask=has_mask, other=-float("inf"))
             largest = tl.maximum(best, masks.to(tl.float32))
-    # A rank's last chunk may be empty where another's is not.
-    total = tl.where(begin < vocab, tl.sum(tl.exp(x - largest), 0), 0.0)
+    # A rank's last chunk may be empty where another's is not: then all of x is −inf.
+    total = tl.sum(tl.exp(x - tl.where(begin < vocab, largest, 0.0)), 0)
     place = found + row * (5 * CHUNKS) + first_chunk + tl.program_id(1)
     tl.store(place, largest)
     tl.store(place + CHUNKS, total)
