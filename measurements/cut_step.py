@@ -5,9 +5,10 @@
 Two ranks (TP 2), then four (TP 2 × BP 2), decode the same requests with the fused kernels and with
 plain torch; in fp32 the tokens have to be those of plain torch on the whole model. A line says `ok`
 or `wrong` for each model. Rounds are timed too: not to be compared with those of a GPU per rank,
-since every sum crosses the host. Then a rank of a supervised group is killed in the midst of its
-rounds. The same in bf16 says how many tokens differ, which is not judged. What of that does not fit
-into `--seconds` is left out. The exit status is 1 if anything is wrong.
+since every sum crosses the host. Then a sum over nccl is captured, and a rank of a supervised group
+is killed in the midst of its rounds. The same in bf16 says how many tokens differ, which is not
+judged. What of that does not fit into `--seconds` is left out. The exit status is 1 if anything is
+wrong.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 
 from lopa import LLM, DecodeConfig
 from lopa.atomic_write import write_lines
@@ -40,6 +42,7 @@ from lopa.distributed.branch_runner import BranchRunner
 from lopa.distributed.channel import die_with
 from lopa.distributed.mesh import Mesh, make_store
 from lopa.distributed.parallel_llm import ParallelLLM
+from lopa.distributed.part_sum import PartSum
 from lopa.distributed.placement import use_loopback
 from lopa.distributed.rank_llm import RankLLM
 from lopa.engine import loader
@@ -47,6 +50,7 @@ from lopa.models import checkpoint
 from lopa.models.families import family_named
 from lopa.runner.backend_torch import TorchBackend
 from lopa.runner.backend_triton import TritonBackend
+from lopa.runner.graphs import GraphCache
 from lopa.runner.paged import PagedRunner
 
 CACHE_TOKENS = 16_384
@@ -247,7 +251,44 @@ class Ranks:
     def close(self) -> None:
         for process in self.processes:
             process.kill()
+        for process in self.processes:
             process.join()
+
+
+def sum_in_a_graph(parent: int, pipe: Connection) -> None:
+    """In a process of its own: a sum over nccl captured and replayed, in a group of one rank.
+
+    nccl takes no two ranks of one GPU: this shows that a graph may have the sum, not what it is.
+    """
+    die_with(parent)
+    device = torch.device("cuda:0")
+    store = make_store("127.0.0.1", 0, is_master=True)
+    dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=device)
+    mesh = Mesh(0, 1, 2, device, "nccl", within=dist.group.WORLD)
+    x, out, graphs = torch.ones(64, device=device), torch.zeros(64, device=device), []
+    cache = GraphCache(device)
+    for _ in range(2):
+        graphs.append(cache._capture(lambda: out.copy_(PartSum(mesh)(x * 2))))
+    for graph in graphs:
+        x.add_(1)
+        graph.replay()
+    pipe.send([len(graph) for graph in graphs] == [1, 1] and bool((out == 6).all()))
+    dist.destroy_process_group()
+
+
+def nccl_is_captured() -> bool:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=sum_in_a_graph, args=(os.getpid(), there), daemon=True)
+    process.start()
+    there.close()
+    try:
+        return bool(wait([here], 40.0)) and bool(here.recv())
+    except EOFError:  # it has said why
+        return False
+    finally:
+        process.kill()
+        process.join()
 
 
 def judged(answers: list[dict[str, Any]], dtype: str) -> dict[str, Any]:
@@ -357,6 +398,11 @@ def main() -> int:
                         lines.append(line)
                         good &= line["ok"]
                         print(said(line), flush=True)
+                if dtype == "float32":
+                    record["nccl"] = nccl_is_captured()
+                    good &= record["nccl"]
+                    is_good = "ok" if record["nccl"] else "wrong"
+                    print(f"{is_good}: a graph has a sum over nccl, of one rank", flush=True)
                 if dtype == "float32" and end - time.monotonic() < LEAST_SECONDS:
                     print("left out: a rank is killed", flush=True)
                 elif dtype == "float32":
