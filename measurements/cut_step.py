@@ -298,15 +298,14 @@ def judged(answers: list[dict[str, Any]], dtype: str) -> dict[str, Any]:
     same = all(answer["tokens"][label] == tokens[label] for answer in answers for label in BACKENDS)
     backends = [answer["backend"] for answer in answers]
     is_fused = all(b == CLASSES for b in backends)
-    differ = {
-        label: sum(
-            a != b
+    by_request = {
+        label: [
+            sum(a != b for a, b in zip_longest(mine, theirs))
             for mine, theirs in zip(tokens[label], tokens["whole"], strict=True)
-            for a, b in zip(mine, theirs, strict=False)
-        )
-        + sum(len(a) != len(b) for a, b in zip(tokens[label], tokens["whole"], strict=True))
+        ]
         for label in BACKENDS
     }
+    differ = {label: sum(counts) for label, counts in by_request.items()}
     good = same and is_fused and (dtype != "float32" or not any(differ.values()))
     return {
         "ok": good,
@@ -314,6 +313,7 @@ def judged(answers: list[dict[str, Any]], dtype: str) -> dict[str, Any]:
         "fused": is_fused,
         "tokens": sum(map(len, tokens["whole"])),
         "differ": differ,
+        "differ_by_request": by_request,
         "pieces": first["pieces"],
         "round_ms": {
             label: round(max(answer["round_ms"][label] for answer in answers), 3)
