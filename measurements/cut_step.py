@@ -174,7 +174,7 @@ def load_part(folder: str, mesh: Mesh, label: str, **options: Any) -> RankLLM:
 
 
 def free(llm: Any) -> None:
-    llm.runner = llm.model = None
+    llm.runner = llm.model = llm._local = None
     gc.collect()
     torch.cuda.empty_cache()
 
@@ -273,6 +273,7 @@ def sum_in_a_graph(parent: int, pipe: Connection) -> None:
         x.add_(1)
         graph.replay()
     pipe.send([len(graph) for graph in graphs] == [1, 1] and bool((out == 6).all()))
+    graphs.clear()  # nccl waits for them
     dist.destroy_process_group()
 
 

@@ -63,7 +63,7 @@ class RankLLM(BaseLLM):
             local.backend.statistics = statistics
             local.backend.class_scores = statistics.class_scores
         self.capacity = local.capacity
-        self.runner = BranchRunner(local, mesh)
+        self.runner, self._local = BranchRunner(local, mesh), local
         mesh.barrier()
 
     def engine(
@@ -74,6 +74,7 @@ class RankLLM(BaseLLM):
         )
 
     def close(self) -> None:
+        self._local.backend.drop_graphs()  # nccl waits for those that hold sums of its group
         self.mesh.close()
 
     # -- what a round costs: the same number on every rank, by whoever's clock -----------------

@@ -102,13 +102,16 @@ class TritonBackend(TorchBackend):
     def lanes(self) -> int:
         return len(self._lanes)
 
+    def drop_graphs(self) -> None:
+        for lane in self._lanes:
+            _drop_graphs(lane)
+
     def open(self, slot: int, pages: Sequence[int]) -> None:
         self.flush()  # pending writes may be for a former owner of this slot or its pages
         if slot >= len(self.table):
             table, carry = (torch.cat([x, torch.zeros_like(x)]) for x in (self.table, self.carry))
             self.table, self.carry = table, carry
-            for lane in self._lanes:
-                _drop_graphs(lane)
+            self.drop_graphs()
             self.open(slot, pages)
             return
         on_gpu = self.device.type == "cuda"
@@ -524,7 +527,7 @@ def _same(both: tuple[Tensor, Tensor], layer: int) -> tuple[Tensor, Tensor]:
 
 
 def _drop_graphs(lane: _Lane) -> None:
-    """They were captured on tensors that have been replaced."""
+    """Those that were captured on tensors that have been replaced."""
     if lane.graphs is not None:
         lane.graphs.clear()
 
