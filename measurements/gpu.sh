@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The figures in docs/results.md and measurements/kernels.md that need a GPU, a file each:
 #
-#     bash measurements/gpu.sh OUT [checks|constrained|rounds|throughput|experts|prefill|precision|speed|auto|branches|
-#                                   floors|ablation|accept|exact|temperature …]
+#     bash measurements/gpu.sh OUT [checks|constrained|rounds|throughput|cut|experts|prefill|precision|speed|auto|
+#                                   branches|floors|ablation|accept|exact|temperature …]
 #
 # Parts that are not named are left out; without a name all of them run. What a part has decoded
 # before (all from precision on but speed) is not decoded again if OUT has it. LIMIT:
@@ -10,7 +10,7 @@
 set -uo pipefail
 out=${1:?where do the files go?}
 shift
-parts=${*:-checks constrained rounds throughput experts prefill precision speed auto branches floors ablation accept exact temperature}
+parts=${*:-checks constrained rounds throughput cut experts prefill precision speed auto branches floors ablation accept exact temperature}
 mkdir -p "$out"
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 python=${PYTHON:-python3}
@@ -65,6 +65,7 @@ for part in $parts; do
             measure throughput_${kind}_16.json "${lopa[@]}" bench decode "${seven[@]}" "${with[@]}"
         done
         ;;
+    cut) measure cut.txt "$python" measurements/cut_step.py --out "$out/cut.json" ;;
     experts)
         for what in checks tiles parts rounds flash; do
             measure experts_$what.txt "$python" measurements/experts.py $what --out "$out/experts_$what.jsonl"

@@ -61,6 +61,27 @@ def decode(mesh: Mesh, requests: Sequence[Request]) -> list[list[int]]:
     return answers
 
 
+def decode_fused(mesh: Mesh, requests: Sequence[Request]) -> list[list[int]]:
+    """All in flight at once on the first one's model, by the Triton backend in its interpreter."""
+    import os
+
+    os.environ["TRITON_INTERPRET"] = "1"  # before kernels are imported
+    from lopa.engine import loader
+    from lopa.kernels.triton import attention, routing
+    from lopa.runner.backend_triton import TritonBackend
+
+    # The interpreter runs programs one by one, so there are few.
+    attention._SMS, routing._ROWS, routing._PAIRS = 1, 32, 128
+    loader.choose_backend = lambda *_: TritonBackend  # type: ignore[assignment]
+    llm = RankLLM(requests[0].model, dtype="float32", mesh=mesh, **dict(requests[0].options))
+    assert isinstance(llm.runner, BranchRunner)
+    assert type(llm.runner.local.backend) is TritonBackend  # type: ignore[attr-defined]
+    sessions = [llm.session(list(r.prompt), r.config) for r in requests]
+    for _ in llm.engine().run(iter(sessions)):
+        pass
+    return [s.output.token_ids for s in sessions if s.output is not None]
+
+
 def decode_together(mesh: Mesh, requests: Sequence[Request], budget: int) -> list[list[int]]:
     """All in flight at once, on one model, each with its own settings."""
     from lopa.engine.scheduler import Scheduler

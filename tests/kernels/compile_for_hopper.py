@@ -98,7 +98,7 @@ def of_lattice() -> Iterator[dict[str, Any]]:
     groups = {"GROUPS": bundle_weights.GROUPS, "NARROW": bundle_weights.NARROW}
     chunks = {**groups, "CHUNK": tiling.chunk, "POSITIONS": tiling.positions}
     nodes = {"LANES": tiling.lanes, "INPUTS": tiling.inputs}
-    block = {"PARTS": 19, "BLOCK": confidence.BLOCK, "SAMPLING": False, "NEVER": 2}
+    block = {"CHUNKS": 19, "BLOCK": confidence.BLOCK, "SAMPLING": False, "NEVER": 2}
     several = {"STATES": 1024, "BLOCK": 256, "AT_ONCE": tiling.states}
     bundles = {**groups, "CLASSES": 512, "WIDE": bundle_weights.WIDE}
     onward = {"ONWARD": lattice.ONWARD}
@@ -114,11 +114,12 @@ def of_lattice() -> Iterator[dict[str, Any]]:
         types = dict.fromkeys(kernel.arg_names, "*i32") | {"logits": "*bf16", "settings": "*i64"}
         floats = ("temperature", "scores", "tops", "weights", "values", "scale")
         types |= dict.fromkeys(floats, "*fp32")
+        own = ("first_id", "first_chunk") if kernel is confidence._scan else ()
         if kernel is confidence._scan:
             types |= {"found": "*fp32"}
         if kernel is bundle_weights._bundle_weights:
             types |= {"members": "*i8"}
-        types |= dict.fromkeys((*bundle_weights.SIZES, "vocab", "stride", "mask_id"), "i32")
+        types |= dict.fromkeys((*bundle_weights.SIZES, "vocab", "stride", "mask_id", *own), "i32")
         yield resources(
             kernel, kernel.__name__, types, sizes, SimpleNamespace(warps=warps, stages=3)
         )

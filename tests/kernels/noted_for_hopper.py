@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from lopa.kernels import compilation
 from lopa.kernels.quantize import quantize_layer
 from lopa.kernels.triton import attention, experts, matmul
 from lopa.models import checkpoint
+from lopa.models.part import WHOLE, Part
 from lopa.models.transformer import Transformer
 from lopa.runner import graph_inputs
 from lopa.runner.backend_triton import TritonBackend
@@ -33,10 +35,11 @@ from lopa.types import Constraint, Plan
 
 HOPPER = 226 * 1024  # bytes of shared memory
 CASES = (
-    ("tiny", torch.float32, None),
-    ("dummy:dream-7b", torch.bfloat16, None),
-    ("dummy:dream-7b", torch.bfloat16, "int8"),
-    ("dummy:llada2-mini", torch.bfloat16, None),
+    ("tiny", torch.float32, None, WHOLE),
+    ("dummy:dream-7b", torch.bfloat16, None, WHOLE),
+    ("dummy:dream-7b", torch.bfloat16, "int8", WHOLE),
+    ("dummy:llada2-mini", torch.bfloat16, None, Part(1, 2)),
+    ("dummy:llada2-mini", torch.bfloat16, None, WHOLE),
 )
 
 
@@ -59,13 +62,16 @@ def plan(rows: int, length: int, token: int = 5, **more: Any) -> Plan:
     return Plan(1, 64, 64, 0, tokens, ends, np.ones((rows, length), bool), None, **more)
 
 
-def noted(name: str, dtype: torch.dtype, quantize: Any) -> tuple[compilation.Jobs, dict[str, Any]]:
+def noted(
+    name: str, dtype: torch.dtype, quantize: Any, part: Part
+) -> tuple[compilation.Jobs, dict[str, Any]]:
     config = checkpoint.model_config(name)
     device = torch.device("meta")
-    model = Transformer(config, device, dtype)
+    model = Transformer(part.config(config), device, dtype)
+    model.part, model.config = part, replace(model.config, vocab_size=config.vocab_size)
     for layer in model.layers if quantize else ():
         quantize_layer(layer, quantize)  # type: ignore[arg-type]
-    backend = TritonBackend(model, KVCache(config, device, dtype, 4096), graphs=False)
+    backend = TritonBackend(model, KVCache(model.config, device, dtype, 4096), graphs=False)
     tokenizer = load_tokenizer(name, config)
     compiler = Compiler(tokenizer, vocab_size=config.vocab_size, forbidden={config.mask_id})
     automaton = compiler.compile_for(DecodeConfig(regex="[0-9]+"), config.eos_ids)
@@ -84,10 +90,12 @@ def noted(name: str, dtype: torch.dtype, quantize: Any) -> tuple[compilation.Job
         for plans in batches:
             run(backend, lane, plans, DecodeConfig())
             run(backend, lane, plans, hot)
-        fitting = plan(4, 64, config.mask_id, constraint=constraint)
-        run(backend, lane, [(1, fitting)], DecodeConfig(regex="[0-9]+"))
+        if part.count == 1:  # else it is torch's
+            fitting = plan(4, 64, config.mask_id, constraint=constraint)
+            run(backend, lane, [(1, fitting)], DecodeConfig(regex="[0-9]+"))
     return ahead, {
         "model": f"{name} {dtype} {quantize}",
+        "is_whole": part.count == 1,
         "kernels": Counter(job.name for job in ahead.values()),
         "late": sorted({job.name for key, job in late.items() if key not in ahead}),
     }

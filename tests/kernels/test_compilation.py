@@ -212,13 +212,14 @@ def test_the_kernels_of_rounds_are_noted_ahead(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     models = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(models) == 4
+    assert len(models) == 5
     for found in models:
         assert found["late"] == [], found["model"]
         # Each takes seconds: no two for arguments that are aligned here and not there.
         is_fp32 = "float32" in found["model"]
         assert found["kernels"]["_attend"] == (2 if is_fp32 else 3), found["model"]
-        for kernel in ("_write_kv", "_rotate", "_merge", "_gather", "_finish", "_walk"):
+        only = "_walk" if found["is_whole"] else "_weighted_sum"
+        for kernel in ("_write_kv", "_rotate", "_merge", "_gather", "_finish", only):
             assert found["kernels"][kernel] == 1, (found["model"], kernel)
     assert models[-1]["kernels"]["_gate_up"] == models[-1]["kernels"]["_down"] == 4  # tile sizes
     assert [one["error"] for one in models[0]["compiled"]] == [None, None]

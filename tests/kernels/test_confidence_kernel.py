@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from lopa import DecodeConfig
-from lopa.kernels.triton.confidence import BLOCK, RANKINGS, confidence
+from lopa.kernels.triton.confidence import BLOCK, RANKINGS, VocabularyPart, confidence
+from lopa.models.part import Part
 from lopa.runner.statistics import statistics
 
 
@@ -98,3 +99,68 @@ def test_excluded_and_expected_tokens(ranking: Any, temperature: float, vocab: i
         assert out[0, i] == token
         found = out[1:, i].view(torch.float32)
         torch.testing.assert_close(found, torch.cat(others), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "count", "temperature", "ranking"),
+    [
+        (51, 3, 0.0, "margin"),
+        # One part's last chunk is empty.
+        (2 * BLOCK + 1, 2, 0.0, "max_prob"),
+        (2 * BLOCK + 1, 2, 0.7, "neg_entropy"),
+    ],
+)
+def test_parts_of_the_vocabulary(vocab: int, count: int, temperature: float, ranking: Any) -> None:
+    torch.manual_seed(vocab)
+    logits, mask = 4 * torch.randn(5, vocab), 17
+    logits[0, mask] = 40
+    logits[1, vocab - 1] = logits[1, 2] = 30  # a tie of two parts
+    logits[2, vocab - 1] = 40  # excluded
+    positions = torch.randint(0, 1000, (5,))
+    config = DecodeConfig(ranking=ranking, temperature=temperature, seed=5)
+    own = config.seed, config.tempers_confidence, RANKINGS[ranking]
+    settings = torch.stack([positions, *(torch.full_like(positions, n) for n in own)], 1)
+    never = torch.tensor([[-1], [-1], [vocab - 1], [-1], [-1]], dtype=torch.int32)
+    expected = torch.tensor([-1, -1, -1, vocab - 2, 3], dtype=torch.int32)
+    totals: list[torch.Tensor] = []  # what is summed over the ranks, in the order of the sums
+    outs: list[torch.Tensor] = []
+
+    def run(index: int) -> list[torch.Tensor]:
+        """One rank, which is told the totals that are known, and what it gave to each sum."""
+        given: list[torch.Tensor] = []
+
+        def sum_parts(values: torch.Tensor) -> torch.Tensor:
+            given.append(values.clone())
+            return values.copy_(totals[len(given) - 1]) if len(given) <= len(totals) else values
+
+        held = Part(index, count).held(vocab)
+        part = VocabularyPart(held.start, index, count, -(-vocab // count), sum_parts)
+        outs.append(torch.zeros(3, 5, dtype=torch.int32))
+        confidence(
+            logits[:, held.start : held.stop],
+            settings,
+            torch.full((5,), temperature),
+            mask,
+            outs[-1],
+            sampling=temperature > 0,
+            never=never,
+            expected=expected,
+            part=part,
+        )
+        return given
+
+    for known in range(3):
+        outs.clear()
+        ranks = [run(index) for index in range(count)]
+        if known < 2:
+            totals.append(torch.stack([given[known] for given in ranks]).sum(0))
+    for i in range(5):
+        here = slice(i, i + 1)
+        excluded = tuple(t for t in never[i].tolist() if t >= 0)
+        token, *others = statistics(
+            logits[here], positions[here], mask, config, excluded, expected[here].long()
+        )
+        for out in outs:
+            assert out[0, i] == token
+            found = out[1:, i].view(torch.float32)
+            torch.testing.assert_close(found, torch.cat(others), rtol=1e-5, atol=1e-6)

@@ -101,36 +101,49 @@ class Mesh:
         """[bytes] of this rank, on the host → [world, bytes]; every rank gives as many."""
         if self.world == 1:
             return part[None]
-        device = torch.device("cpu") if self.backend == "gloo" else self.device
-        found = torch.empty(self.world * len(part), dtype=part.dtype, device=device)
+        found = torch.empty(self.world * len(part), dtype=part.dtype, device=self._sending_device)
         with _as_rank_error():
-            _all_gather(found, part.to(device), self.everyone)
+            _all_gather(found, part.to(found.device), self.everyone)
             return found.view(self.world, -1).cpu()
 
     def broadcast(self, buffer: Tensor, replica: int) -> None:
         """From the same part of that replica, into `buffer`, to every other replica."""
         if self.branch_parallel > 1:
+            source = replica * self.tensor_parallel + self.tensor_rank
+            sent = self._sendable(buffer)
             with _as_rank_error():
-                dist.broadcast(
-                    buffer, replica * self.tensor_parallel + self.tensor_rank, group=self.across
-                )
+                dist.broadcast(sent, source, group=self.across)
+            if sent is not buffer:
+                buffer.copy_(sent)
 
     def sum_over_parts(self, values: Tensor) -> Tensor:
         """In place, over the parts of a replica."""
         if self.tensor_parallel > 1:
+            sent = self._sendable(values)
             with _as_rank_error():
-                dist.all_reduce(values, group=self.within)
+                dist.all_reduce(sent, group=self.within)
+            if sent is not values:
+                values.copy_(sent)
         return values
 
     def gather_parts(self, values: Tensor) -> Tensor:
         """Of every part of this replica: [tensor_parallel, …]."""
         if self.tensor_parallel == 1:
             return values[None]
-        flat = values.contiguous().view(-1)
+        flat = self._sendable(values.contiguous().view(-1))
         found = torch.empty(self.tensor_parallel * len(flat), dtype=flat.dtype, device=flat.device)
         with _as_rank_error():
             _all_gather(found, flat, self.within)
-        return found.view(self.tensor_parallel, *values.shape)
+        return found.view(self.tensor_parallel, *values.shape).to(values.device)
+
+    @property
+    def _sending_device(self) -> torch.device:
+        """Where collectives take their tensors: gloo's on the host."""
+        return torch.device("cpu") if self.backend == "gloo" else self.device
+
+    def _sendable(self, values: Tensor) -> Tensor:
+        """The same tensor if it is there already."""
+        return values.to(self._sending_device)
 
     def min_over_ranks(self, number: int) -> int:
         """The smallest of what the ranks have: of cache capacity, say."""
@@ -152,7 +165,7 @@ class Mesh:
             return thing
         things = [thing]
         with _as_rank_error():
-            dist.broadcast_object_list(things, 0, device=self.device)
+            dist.broadcast_object_list(things, 0, device=self._sending_device)
         return things[0]
 
 

@@ -9,13 +9,12 @@ from typing import Any
 from lopa.decoding.round_cost import RoundCost
 from lopa.distributed.branch_runner import BranchRunner
 from lopa.distributed.mesh import Mesh
-from lopa.distributed.tensor_parallel import join_parts, part_of, sum_outputs
+from lopa.distributed.tensor_parallel import join_parts, part_of
 from lopa.engine import cost_measurement, loader
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET
 from lopa.engine.llm import BaseLLM
 from lopa.engine.loader import LoadOptions
 from lopa.engine.scheduler import Scheduler
-from lopa.errors import ConfigError
 from lopa.models import checkpoint
 from lopa.runner.device import check_fits
 
@@ -50,17 +49,11 @@ class RankLLM(BaseLLM):
         self.config = weights.config
         self._finish_loading(given)
         weights.config = self.config
-        backend, statistics = given.backend, None
-        if not is_whole:
-            if backend == "triton":
-                raise ConfigError("the backend triton does not sum over parts: use sdpa or auto")
-            backend = "sdpa" if backend == "auto" else backend
-            statistics = join_parts(weights, mesh)
-            sum_outputs(weights, mesh)
+        statistics = None if is_whole else join_parts(weights, mesh)
         local = loader.make_runner(
             weights,
             given,
-            backend=backend,
+            backend=given.backend,
             # Capacity must be the same everywhere: it decides what is admitted, and how products
             # are rounded.
             agree=mesh.min_over_ranks,
@@ -70,7 +63,7 @@ class RankLLM(BaseLLM):
             local.backend.statistics = statistics
             local.backend.class_scores = statistics.class_scores
         self.capacity = local.capacity
-        self.runner = BranchRunner(local, mesh)
+        self.runner, self._local = BranchRunner(local, mesh), local
         mesh.barrier()
 
     def engine(
@@ -81,6 +74,7 @@ class RankLLM(BaseLLM):
         )
 
     def close(self) -> None:
+        self._local.backend.drop_graphs()  # nccl waits for those that hold sums of its group
         self.mesh.close()
 
     # -- what a round costs: the same number on every rank, by whoever's clock -----------------

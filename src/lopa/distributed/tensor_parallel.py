@@ -2,8 +2,8 @@
 
 `lopa.models.part` says what a rank holds, and a rank reads no more than that. Here the parts are
 made one model: the outputs of attention and of the feed-forward are summed over the ranks, and so
-is the embedding. Weights are plain tensors, not DTensors, whose dispatch would cost the host time
-in every call.
+is the embedding (`PartSum`). Weights are plain tensors, not DTensors, whose dispatch would cost the
+host time in every call.
 
 Layers are quantised after they are cut. A part's weights and activations then have scales of their
 own where inputs are cut, so the figures are not those of one device, only as good.
@@ -14,11 +14,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lopa.distributed.mesh import Mesh
+from lopa.distributed.part_sum import PartSum
 from lopa.distributed.vocab_statistics import VocabularyStatistics
 from lopa.models.part import Part
 from lopa.models.transformer import Transformer
@@ -38,23 +38,17 @@ def join_parts(model: Transformer, mesh: Mesh) -> VocabularyStatistics:
     config, part = model.config, part_of(mesh)
     held = part.held(config.vocab_size)
     model.config = replace(part.config(config), vocab_size=config.vocab_size)
+    model.part, model.sum_parts = part, PartSum(mesh)
     embedding: Any = model.embedding
+    layers: Any = model.layers
 
     def look_up(tokens: Tensor) -> Tensor:
         own = (tokens >= held.start) & (tokens < held.stop)
-        found = F.embedding(torch.where(own, tokens - held.start, 0), embedding.weight)
-        return mesh.sum_over_parts(found.masked_fill(~own[:, None], 0.0))
+        # A product, since torch.where would copy its 0 to the device, which a graph may not do
+        found = F.embedding((tokens - held.start) * own, embedding.weight)
+        return model.sum_parts(found.masked_fill(~own[:, None], 0.0))
 
     embedding.forward = look_up
-    return VocabularyStatistics(mesh, held.start)
-
-
-def sum_outputs(model: Transformer, mesh: Mesh) -> None:
-    """Attention and feed-forward give sums over the ranks from now on.
-
-    After the layers have their final form: a quantised layer is another module.
-    """
-    layers: Any = model.layers
     for layer in layers:
-        for module in (layer.attention.out, layer.feed_forward):
-            module.register_forward_hook(lambda _module, _inputs, out: mesh.sum_over_parts(out))
+        layer.sum_parts = model.sum_parts
+    return VocabularyStatistics(mesh, held.start)

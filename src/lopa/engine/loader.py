@@ -24,7 +24,7 @@ from lopa.models import checkpoint
 from lopa.models.config import ModelConfig
 from lopa.models.families import family_named
 from lopa.models.files import resolve
-from lopa.models.part import Part
+from lopa.models.part import WHOLE, Part
 from lopa.models.tokenizer import Tokenizer
 from lopa.models.transformer import Transformer
 from lopa.runner.backend import choose_backend, prepare
@@ -100,7 +100,7 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     progress: checkpoint.Progress | None = None,
-    part: Part = checkpoint.WHOLE,
+    part: Part = WHOLE,
     quantize: Quantize | None = None,
 ) -> Transformer:
     """Each layer is quantized before the next one is read; of a part, so that it has own scales."""
@@ -138,7 +138,7 @@ def make_runner(
     device, dtype = parameter.device, parameter.dtype
     make = choose_backend(backend, config, device)
     memory = memory_beside_cache(options.cache_tokens, config, device, dtype)
-    prepare(model, make, agree(memory), compiling)
+    prepare(model, make, agree(memory) // share, compiling)
     tokens = options.cache_tokens
     if tokens is None:
         tokens = max(1, default_cache_tokens(config, device, dtype) // share)

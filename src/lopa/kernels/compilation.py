@@ -70,8 +70,7 @@ def noted() -> Iterator[Jobs]:
             return True
 
         def run_or_note(self: Any, *given: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-            is_noted = _jobs() is not None
-            return run(self, *given, grid=grid, warmup=warmup or is_noted, **options)
+            return run(self, *given, grid=grid, warmup=warmup or is_noting(), **options)
 
         knobs.runtime.jit_cache_hook, JITFunction.run = note, run_or_note
         _noting.jobs = jobs
@@ -80,6 +79,11 @@ def noted() -> Iterator[Jobs]:
         finally:
             _noting.jobs = None
             knobs.runtime.jit_cache_hook, JITFunction.run = hook, run
+
+
+def is_noting() -> bool:
+    """Whether kernels that this thread launches are noted, and not run."""
+    return _jobs() is not None
 
 
 def note(name: str, key: Hashable, size: int, compile: Callable[[], object]) -> bool:

@@ -26,7 +26,7 @@ from lopa.models.family import Family, Target
 from lopa.models.feed_forward import Where
 from lopa.models.files import file_size, read_json, resolve, safetensors_header
 from lopa.models.lora import Lora
-from lopa.models.part import Part
+from lopa.models.part import WHOLE, Part
 from lopa.models.tensor_file import TensorFile
 from lopa.models.transformer import Layer, Transformer
 from lopa.models.unreadable import no_config, no_weights
@@ -34,7 +34,6 @@ from lopa.models.unreadable import no_config, no_weights
 DUMMY = "dummy:"  # in front of a shape's name: random weights
 Progress = Callable[[int, int], None]  # tensors done, tensors in all
 Finish = Callable[[Layer], None]  # what is done to a layer once its weights are written
-WHOLE = Part()
 
 
 def model_config(name: str | Path) -> ModelConfig:

@@ -97,6 +97,9 @@ class Part:
             start, at = start + size, at + len(held)
 
 
+WHOLE = Part()
+
+
 def cut_of(parameter: str, config: ModelConfig) -> Cut | None:
     """How a parameter is cut; None: it is on every rank."""
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim

@@ -16,9 +16,17 @@ from torch import Tensor, nn
 from lopa.models.config import ModelConfig
 from lopa.models.feed_forward import FeedForward, Linear, Where
 from lopa.models.mixture import Mixture
+from lopa.models.part import WHOLE, Part
 
 # (layer, q [T, heads, d], k [T, kv_heads, d], v [T, kv_heads, d]) → [T, heads, d]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+# In place, over the ranks that hold the parts of a model
+SumParts = Callable[[Tensor], Tensor]
+
+
+def nothing_to_sum(x: Tensor) -> Tensor:
+    """The `SumParts` of a whole model."""
+    return x
 
 
 class Embedding(nn.Embedding):
@@ -77,11 +85,12 @@ class Layer(nn.Module):
             if mixture is None
             else Mixture(mixture, hidden, where)
         )
+        self.sum_parts: SumParts = nothing_to_sum
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin, layer, attend)
-        out: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
-        return out
+        mixed = self.attention(self.attention_norm(x), cos, sin, layer, attend)
+        x = x + self.sum_parts(mixed)
+        return x + self.sum_parts(self.feed_forward(self.feed_forward_norm(x)))
 
 
 class Transformer(nn.Module):
@@ -98,6 +107,9 @@ class Transformer(nn.Module):
         super().__init__()
         where = Where(device, dtype)
         self.config = config
+        # Set by a rank that holds a part of the model
+        self.part: Part = WHOLE
+        self.sum_parts: SumParts = nothing_to_sum
         self.embedding = Embedding(config.vocab_size, config.hidden_size, **where._asdict())
         count = config.layers if with_layers else 0
         self.layers = nn.ModuleList(Layer(config, i, where) for i in range(count))

@@ -82,6 +82,9 @@ class TorchBackend:
         """
         return []
 
+    def drop_graphs(self) -> None:
+        """Before the ranks of a group part: a graph may hold sums over them; none here."""
+
     def open(self, slot: int, pages: Sequence[int]) -> None:
         """A slot is opened with these pages."""
         if slot >= len(self.carry):

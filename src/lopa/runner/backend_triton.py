@@ -5,6 +5,11 @@ layers: a copy of their inputs to the device, the KV writes that the last round 
 layers themselves. The head: a copy of its inputs, the logits, their statistics, and a small copy
 back. The head's inputs are filled while the device runs the layers. Where an answer has to fit an
 automaton, whose sizes are its own, the head has no graph: it is queued behind the layers.
+
+Of a part of a model the kernels are the same, with the heads, inner widths and vocabulary of the
+part. What they find is summed over the ranks (`Transformer.sum_parts`) behind the embedding, before
+each residual addition, and in the statistics. A graph has these sums in it, or is cut there
+(`lopa.runner.graph_pieces`). Answers that have to fit an automaton have their head by torch.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from lopa.kernels.fast_mixture import experts_dtype, mixture
 from lopa.kernels.scaled import Scaled
 from lopa.kernels.triton import pointwise
 from lopa.kernels.triton.attention import attend
-from lopa.kernels.triton.confidence import confidence
+from lopa.kernels.triton.confidence import VocabularyPart, confidence
 from lopa.kernels.triton.kv_write import PendingKVWrites, Staged, gather, write_kv
 from lopa.kernels.triton.lattice import fill_lattice
 from lopa.kernels.triton.pointwise import Weighted
@@ -79,6 +84,7 @@ class TritonBackend(TorchBackend):
             for index, layer in enumerate(model.layers)
             if isinstance(layer.feed_forward, Mixture)
         }
+        self._vocabulary = _vocabulary_part(model)
         self.is_async = graphs and self.device.type == "cuda"
         self.padding = graph_inputs.PADDING
         self._lanes = [self._new_lane(None)]
@@ -96,13 +102,16 @@ class TritonBackend(TorchBackend):
     def lanes(self) -> int:
         return len(self._lanes)
 
+    def drop_graphs(self) -> None:
+        for lane in self._lanes:
+            _drop_graphs(lane)
+
     def open(self, slot: int, pages: Sequence[int]) -> None:
         self.flush()  # pending writes may be for a former owner of this slot or its pages
         if slot >= len(self.table):
             table, carry = (torch.cat([x, torch.zeros_like(x)]) for x in (self.table, self.carry))
             self.table, self.carry = table, carry
-            for lane in self._lanes:
-                _drop_graphs(lane)
+            self.drop_graphs()
             self.open(slot, pages)
             return
         on_gpu = self.device.type == "cuda"
@@ -153,7 +162,7 @@ class TritonBackend(TorchBackend):
             self.timer.start()
         graphs.replay(layers)
         out = None
-        head_sizes = graph_inputs.head_sizes(batch, configs)
+        head_sizes = self._head_sizes(batch, configs)
         if head_sizes is not None and batch.is_constrained:
             on_host = torch.empty(
                 3, head_sizes.wanted, dtype=torch.int32, pin_memory=self.device.type == "cuda"
@@ -174,7 +183,7 @@ class TritonBackend(TorchBackend):
         inputs = graph_inputs.layers_on(self.device, batch, self._group)
         self._ensure_staging(lane, len(inputs.tokens))
         self._run_layers(lane, inputs)
-        sizes, out = graph_inputs.head_sizes(batch, configs), None
+        sizes, out = self._head_sizes(batch, configs), None
         if sizes is not None and batch.is_constrained:
             on_host = torch.empty(3, sizes.wanted, dtype=torch.int32)
             self._run_constrained(lane, batch, configs, sizes, on_host)
@@ -183,6 +192,12 @@ class TritonBackend(TorchBackend):
             head = graph_inputs.head_on(self.device, batch, configs, sizes)
             out = self._run_head(lane, head, sizes).cpu().numpy()
         return self._found(lane, out, batch, configs)
+
+    def _head_sizes(self, batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes | None:
+        """None where the head is left to torch."""
+        if batch.is_constrained and self._vocabulary is not None:
+            return None
+        return graph_inputs.head_sizes(batch, configs)
 
     def _found(
         self,
@@ -298,6 +313,7 @@ class TritonBackend(TorchBackend):
         for head in heads:
             buffer = graph_inputs.head_buffer(head).to(self.device)
             self._run_head(lane, graph_inputs.split_head(buffer, head), head)
+        fitting = fitting and self._vocabulary is None
         if fitting:
             self._note_lattice(lane, 0.0)
         if fitting and sampling:
@@ -368,6 +384,7 @@ class TritonBackend(TorchBackend):
             sampling=sizes.sampling,
             never=inputs.never if sizes.never else None,
             expected=inputs.expected if sizes.never else None,
+            part=self._vocabulary,
         )
         return out
 
@@ -447,7 +464,7 @@ class TritonBackend(TorchBackend):
         stage: where the keys and values of a layer go. whole: tokens of one row that all see each
         other and nothing else, without the padding. only: these layers.
         """
-        config = self.model.config
+        config, sum_parts = self.model.config, self.model.sum_parts
         count, heads, dim = len(inputs.tokens), config.heads, config.head_dim
         rows = graph_inputs.attention_rows(inputs, self.table)
         cos, sin = self._cos[inputs.positions], self._sin[inputs.positions]
@@ -473,18 +490,28 @@ class TritonBackend(TorchBackend):
                 mixed = attend(q, keys, values, *cache, rows)
             else:
                 mixed = attend_whole(q, keys, values, whole)
-            out = linear(attention.out, mixed.view(count, heads * dim))
+            out = sum_parts(linear(attention.out, mixed.view(count, heads * dim)))
             if isinstance(feed_forward, Mixture):
                 given = _norm_for_experts(x, out, layer.feed_forward_norm, feed_forward)
                 out = mixture(feed_forward, *given, inputs.used, self.expert_counts[index])
+                if self.model.part.count > 1:
+                    out = sum_parts(pointwise.weighted_sum(out))
             else:
                 h = _norm(x, out, layer.feed_forward_norm, feed_forward.gate_up)
-                out = linear(feed_forward.down, swiglu(feed_forward, h))
+                out = sum_parts(linear(feed_forward.down, swiglu(feed_forward, h)))
             is_last = number == len(norms)
             h = _norm(x, out, *((self.model.norm, None) if is_last else norms[number]))
             yield x
         assert isinstance(h, Tensor)
         yield h
+
+
+def _vocabulary_part(model: Transformer) -> VocabularyPart | None:
+    part, size = model.part, model.config.vocab_size
+    if part.count == 1:
+        return None
+    widest = -(-size // part.count)
+    return VocabularyPart(part.held(size).start, part.index, part.count, widest, model.sum_parts)
 
 
 def _automaton(of_plan: tuple[Plan, int]) -> Automaton | None:
@@ -500,7 +527,7 @@ def _same(both: tuple[Tensor, Tensor], layer: int) -> tuple[Tensor, Tensor]:
 
 
 def _drop_graphs(lane: _Lane) -> None:
-    """They were captured on tensors that have been replaced."""
+    """Those that were captured on tensors that have been replaced."""
     if lane.graphs is not None:
         lane.graphs.clear()
 

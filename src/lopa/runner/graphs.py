@@ -21,6 +21,7 @@ from lopa.runner.graph_inputs import (
     LayerInputs,
     LayerSizes,
 )
+from lopa.runner.graph_pieces import GraphPieces
 from lopa.types import IntArray
 
 _MOST_GRAPHS = 192  # sizes of the layers, and as many of the head
@@ -34,14 +35,14 @@ _Graph = TypeVar("_Graph")
 
 @dataclass(slots=True)
 class LayerGraph:
-    graph: torch.cuda.CUDAGraph
+    graph: GraphPieces
     inputs: HostLayerInputs
     buffers: tuple[Tensor, ...]  # what the graph reads and writes, kept as long as it is
 
 
 @dataclass(slots=True)
 class HeadGraph:
-    graph: torch.cuda.CUDAGraph
+    graph: GraphPieces
     inputs: HeadInputs[IntArray]
     out: IntArray  # [3, N] int32, pinned: token, and the bits of max_prob and ranking
     buffers: tuple[Tensor, ...]
@@ -124,12 +125,12 @@ class GraphCache:
         arrays = graph_inputs.head_arrays(on_host, sizes)
         return HeadGraph(self._capture(work), arrays, out.numpy(), (on_host, on_device, out))
 
-    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _capture(self, work: Callable[[], None]) -> GraphPieces:
         for _ in range(2):  # trial runs, which compile kernels and load libraries
             work()
         torch.cuda.synchronize(self.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        graph = GraphPieces()
+        with torch.cuda.graph(graph, pool=self.pool):  # type: ignore[arg-type]
             work()
         return graph
 

@@ -2,7 +2,8 @@
 
 Where the next product is quantized, the kernel writes its input as fp8 or int8 with one scale per
 token, which saves a pass over memory. Where the product before is that of experts, the norm adds up
-what they found, always in the order of a token's choices.
+what they found, always in the order of a token's choices. What the experts of a part of a model
+found has to be summed over ranks before: `weighted_sum` adds it up.
 """
 
 from __future__ import annotations
@@ -37,6 +38,35 @@ def _to_type(x, step, LARGEST: tl.constexpr, target: tl.constexpr):
 
 
 @triton.jit
+def _weighted(values, weights, token, size, at, CHOICES: tl.constexpr, BLOCK: tl.constexpr):
+    """What a token's experts found, added up in fp32 in the order of its choices."""
+    total = tl.zeros([BLOCK], tl.float32)
+    for choice in tl.static_range(CHOICES):
+        place = token * CHOICES + choice
+        found = tl.load(values + place * size + at, mask=at < size, other=0.0)
+        total += found.to(tl.float32) * tl.load(weights + place)
+    return total
+
+
+@triton.jit
+def _weighted_sum(values, weights, out, size, CHOICES: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = _weighted(values, weights, token, size, at, CHOICES, BLOCK)
+    tl.store(out + token * size + at, total.to(out.dtype.element_ty), mask=at < size)
+
+
+def weighted_sum(given: Weighted) -> Tensor:
+    """[T, choices, size] → [T, size]"""
+    tokens, choices, size = given.values.shape
+    out = given.values.new_empty(tokens, size)
+    block = min(1024, triton.next_power_of_2(size))
+    grid = tokens, triton.cdiv(size, block)
+    _weighted_sum[grid](*given, out, size, CHOICES=choices, BLOCK=block)
+    return out
+
+
+@triton.jit
 def _norm(
     x,  # [T, size], the residual stream; with ADD it is written too
     delta,  # [T, size] to be added to it first, or [T, CHOICES, size]
@@ -62,11 +92,7 @@ def _norm(
     value = tl.load(x + token * size + at, mask=inside, other=0.0)
     if ADD:
         if CHOICES > 0:
-            total = tl.zeros([BLOCK], tl.float32)
-            for choice in tl.static_range(CHOICES):
-                place = token * CHOICES + choice
-                found = tl.load(delta + place * size + at, mask=inside, other=0.0)
-                total += found.to(tl.float32) * tl.load(choice_weights + place)
+            total = _weighted(delta, choice_weights, token, size, at, CHOICES, BLOCK)
             more = total.to(x.dtype.element_ty)
         else:
             more = tl.load(delta + token * size + at, mask=inside, other=0.0)
