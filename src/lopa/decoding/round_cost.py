@@ -65,6 +65,13 @@ class RoundCost:
         """branches: of each session of the round."""
         return self.of_round(tokens, self.host_of_all(branches), len(branches))
 
+    def of_one(self, tokens: int, branches: int) -> float:
+        """Of a round of one session, looked up: it is asked for often, and sizes are few."""
+        found = self._of_one.get((tokens, branches))
+        if found is None:
+            found = self._of_one[tokens, branches] = self(tokens, (branches,))
+        return found
+
     def of_round(self, tokens: float, host: float, sessions: int) -> float:
         """`of_rounds` of one round, without arrays: several times as fast."""
         whole = self._of_whole(tokens, host, sessions)
@@ -146,6 +153,10 @@ class RoundCost:
             return seconds[-1]
         (x0, x1), (y0, y1) = at[right - 1 : right + 1], seconds[right - 1 : right + 1]
         return y1 if tokens == x1 else y0 + (y1 - y0) * (tokens - x0) / (x1 - x0)
+
+    @cached_property
+    def _of_one(self) -> dict[tuple[int, int], float]:
+        return {}
 
     @cached_property
     def _lists(self) -> tuple[list[float], list[float]]:

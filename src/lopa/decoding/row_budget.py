@@ -113,10 +113,10 @@ def allocate(
 def _allocate_alone(offer: Offer, cost: RoundCost, pace: Pace) -> int:
     """The same for a session without others, whose steps have an order: without arrays."""
     taken, gained = 0, 0.0
-    found = [(0, 0.0, cost(offer.row_length))]  # branches, tokens gained, seconds
+    found = [(0, 0.0, cost.of_one(offer.row_length, 0))]  # branches, tokens gained, seconds
     for added, gain in offer.steps:
         taken, gained = taken + added, gained + gain
-        found.append((taken, gained, cost(offer.row_length * (taken + 1), (taken,))))
+        found.append((taken, gained, cost.of_one(offer.row_length * (taken + 1), taken)))
     # What such a session usually brings, in rounds of the best size for that
     _, more, seconds = max(found, key=lambda one: (offer.usual + one[1]) / one[2])
     brought = pace.tokens + PRIOR_ROUNDS * (offer.usual + more)

@@ -186,10 +186,14 @@ class Scheduler(Engine):
             self._branches_each = sum(branches) / len(turn)
         if self.cost is None:
             return turn, 0.0
-        rounds = HOLD_ROUNDS - self._launched % HOLD_ROUNDS if self._holds else 1
+        rounds = 1
+        if self._holds:
+            rounds = HOLD_ROUNDS - (self._launched % HOLD_ROUNDS if len(turn) > 1 else 0)
         for session in turn:
             if session in chosen:
                 session.decoder.take(chosen[session], rounds)
+        if len(turn) == 1:
+            return turn, self.cost.of_one(forwarded, branches[0])
         return turn, self.cost(forwarded, branches)
 
     def _choose_branches(self, sessions: list[Session]) -> dict[Session, int]:
