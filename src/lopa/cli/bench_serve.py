@@ -12,7 +12,7 @@ import typer
 
 from lopa.atomic_write import check_writable
 from lopa.cli.options import JsonOption
-from lopa.cli.progress import Progress
+from lopa.cli.progress import Progress, start_torch
 from lopa.cli.terminal import print_table
 from lopa.errors import ConfigError, LopaError
 
@@ -62,6 +62,7 @@ def bench_serve(
     compared = [None] if branches is None else _branches(branches)
     if picture is not None:
         check_writable(picture, "picture")
+    start_torch()
     from lopa.evaluation.evaluate import problems
 
     prompts = [problem.prompt for problem in problems(task, "eval", 50, seed)]

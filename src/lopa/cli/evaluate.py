@@ -20,7 +20,7 @@ from lopa.cli.options import (
     with_decoding,
     with_model,
 )
-from lopa.cli.progress import Progress
+from lopa.cli.progress import Progress, start_torch
 from lopa.cli.sweep import run_sweep, says_how_to_go_on
 from lopa.errors import ConfigError
 from lopa.evaluation.protocol import PROTOCOLS
@@ -161,6 +161,7 @@ def evaluate(
             limit=limit,
         )
     else:
+        start_torch()
         from lopa.evaluation.evaluate import built_in, infilling
         from lopa.tasks import TASKS
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, overload
 
 from lopa.cli.options import ModelOptions, ParallelOptions
-from lopa.cli.progress import Progress
+from lopa.cli.progress import Progress, start_torch
 from lopa.cli.terminal import print_note, safe_for
 from lopa.config import RANK_TIMEOUT
 from lopa.distributed.launch import LaunchInfo, is_main_rank, launch_info
@@ -43,8 +43,8 @@ def load(model: ModelOptions, parallel: ParallelOptions | None = None) -> BaseLL
     if model.model is None and model.name.startswith("dummy:"):
         print_note(f"note: the built-in model is not installed; {model.name} has random weights")
     triton_start.begin_if_gpu()
-    with Progress("starting torch"):
-        from lopa.engine.llm import LLM
+    start_torch()
+    from lopa.engine.llm import LLM
 
     # Nothing before the first tensor: the download from the hub has its own bars.
     with Progress() as progress:

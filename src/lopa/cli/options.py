@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 
 import typer
 
+from lopa.cli.progress import start_torch
 from lopa.config import (
     PRESETS,
     RANK_TIMEOUT,
@@ -204,6 +205,7 @@ def with_decoding(*without: str, **defaults: str) -> Callable[[Command], Command
 
 def decode_config(model: ModelOptions, decoding: DecodeOptions) -> DecodeConfig:
     """The settings for this model, checked before its weights are loaded."""
+    start_torch()
     from lopa.models.checkpoint import model_config
     from lopa.models.families import settings_for
 
@@ -212,6 +214,7 @@ def decode_config(model: ModelOptions, decoding: DecodeOptions) -> DecodeConfig:
 
 def waiting_config(model: ModelOptions, decoding: DecodeOptions) -> DecodeConfig:
     """The same for a command whose user waits for the answer: branches auto, unless given."""
+    start_torch()
     from lopa.models.checkpoint import model_config
     from lopa.models.families import family_named
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -127,3 +128,10 @@ class Progress:
         task = bar.add_task(self._title, total=None, count="")
         bar.start()
         return bar, task
+
+
+def start_torch() -> None:
+    """Import it, which takes seconds, and say so: before anything that imports it."""
+    if "torch" not in sys.modules:
+        with Progress("starting torch"):
+            import torch  # noqa: F401

@@ -28,7 +28,7 @@ from lopa.cli.options import (
     with_decoding,
     with_model,
 )
-from lopa.cli.progress import Progress
+from lopa.cli.progress import Progress, start_torch
 from lopa.cli.terminal import label, print_note, stderr_console, visible
 from lopa.config import DecodeConfig, DecoderName, WindowName, options_of
 from lopa.errors import ConfigError
@@ -82,6 +82,7 @@ def race(
     An option goes to the decoders that use it. Each decoder is timed alone. Unless the number of
     branches is given, lopa runs twice: with its usual number and with auto.
     """
+    start_torch()
     from lopa.models.checkpoint import model_config
 
     if model.preset is None:

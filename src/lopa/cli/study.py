@@ -27,7 +27,7 @@ from lopa.cli.options import (
     with_model,
     with_parallel,
 )
-from lopa.cli.progress import Progress
+from lopa.cli.progress import Progress, start_torch
 from lopa.cli.sweep import make_folder
 from lopa.cli.terminal import print_note, print_table
 from lopa.distributed.launch import is_main_rank
@@ -96,6 +96,7 @@ def study(
     if report:
         _report(name, out or Path(f"study-{task}"))
         return
+    start_torch()
     from lopa.evaluation.evaluate import problems
     from lopa.evaluation.plots import require_plots
     from lopa.tasks import ROOM
