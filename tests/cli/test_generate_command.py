@@ -47,7 +47,7 @@ def test_text_on_stdout_statistics_on_stderr(run: Run, expected: str) -> None:
     result = run("generate", "hello", *SHORT)
     assert result.code == 0
     assert result.out == expected + "\n"
-    assert re.match(r"lopa auto \(\d+\.\d a round\) · ", result.err)
+    assert re.match(r"lopa auto \(\d+\.\d branches\) · ", result.err)
     assert result.err.count("\n") == 1
 
 

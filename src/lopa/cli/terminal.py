@@ -77,11 +77,12 @@ def label(config: DecodeConfig) -> str:
 def statistics(output: Output, cost_seconds: float = 0.0) -> str:
     """One line about a finished run. cost_seconds: that measuring the cost of rounds took first."""
     seconds = output.seconds + cost_seconds
-    auto = output.config.branches == "auto"
+    # Rounds that look for a gap's length have branches of their own.
+    auto = output.config.branches == "auto" and not output.gaps
     measured = f" ({cost_seconds:.2f} of them to measure rounds, once)" if cost_seconds else ""
     return " · ".join(
         (
-            label(output.config) + (f" ({output.mean_branches:.1f} a round)" if auto else ""),
+            label(output.config) + (f" ({output.mean_branches:.1f} branches)" if auto else ""),
             f"{output.rounds} rounds",
             f"{output.tokens} tokens",
             f"TPF {output.tpf:.2f}",
