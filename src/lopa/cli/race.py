@@ -111,7 +111,10 @@ def race(
     if line := verdict(outputs, cost, is_built_in=llm.name == "tiny"):
         console.print(f"\n{line}")
     if cost_seconds:
-        console.print(f"What rounds cost was measured in {cost_seconds:.1f} s, once: it is kept.")
+        console.print(
+            f"What rounds cost was measured in {cost_seconds:.1f} s, once: it is kept; "
+            "lopa bench cost does it anew."
+        )
 
 
 def configurations(
