@@ -1,6 +1,7 @@
 """Fill a gap between two texts, and make an answer fit a JSON Schema or a regex."""
 
 import json
+from pathlib import Path
 
 from lopa import LLM
 
@@ -22,7 +23,8 @@ question = (
 fitting = llm.generate(question, regex=r"[^#]+\n#### \d+", max_new_tokens=128)
 print(fitting.text)
 
-# The built-in model never saw JSON, and every answer fits all the same.
-count = {"type": "integer", "minimum": 0, "maximum": 99}
-schema = {"type": "object", "properties": {"books": count}, "required": ["books"]}
-print(json.loads(llm.generate(question, schema=schema, max_new_tokens=32).text))
+# The built-in model never saw JSON, and every answer fits all the same. One that is right has the
+# steps first, under names it knows, and is filled token by token: see docs/structured.md.
+schema = json.loads((Path(__file__).parent / "word_problem.json").read_text())
+answer = llm.generate(question, schema=schema, branches=0, threshold=1.0, max_new_tokens=128)
+print(json.loads(answer.text))

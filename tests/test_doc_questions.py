@@ -42,7 +42,7 @@ def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "generate": "#### 18\n55 tokens in 6 rounds",
         "stream": "return sum(kept)\n5 rounds, ended by eos",
         "together": "prompt 1, 7 branches: ",
-        "infill_and_schema": "{'books': 18}",
+        "infill_and_schema": "'Result': 18}",
         "custom_policy": "#### 18",
     }
     runpy.run_path(str(path))

@@ -33,6 +33,9 @@ MAX_SCHEMA = 100_000  # characters of its JSON text
 MAX_REGEX = 10_000
 RANK_TIMEOUT = 10.0  # seconds until a rank that says nothing counts as lost
 AUTO_BRANCHES = (0, 1, 3, 7, 15)  # what `auto` chooses from: rows double from one to the next
+# Where somebody waits for the answer (`lopa generate`, `chat` and `serve`) and does not say how
+# many. `DecodeConfig` has a number: programs, evaluations and studies come out the same anywhere.
+WAITING_BRANCHES: AutoName = "auto"
 
 # Stands for "the decoder's own default", which `DecodeConfig` puts in its place on construction.
 _OWN: Any = None
@@ -588,6 +591,19 @@ def with_changes(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str,
             dropped.add(other)
     kept = {name: value for name, value in settings.items() if name not in dropped}
     return {**kept, **changes}
+
+
+def with_waiting_branches(
+    given: Mapping[str, Any], usual_decoder: DecoderName, preset: str | None
+) -> dict[str, Any]:
+    """Options with `WAITING_BRANCHES` where the decoder looks ahead and nobody says how far.
+
+    usual_decoder: where the options name none
+    """
+    looks_ahead = given.get("decoder", usual_decoder) == "lopa"
+    if not looks_ahead or "branches" in given or preset is not None:
+        return dict(given)
+    return {**given, "branches": WAITING_BRANCHES}
 
 
 def schema_text(schema: object) -> str | None:

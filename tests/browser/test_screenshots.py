@@ -18,6 +18,11 @@ OpenPage = Callable[..., Page]
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
 LANES = ["decoder=d2f", "branches=3", "branches=7"]
 
+# Tokens that are seen outside of their cells
+RUNS_OVER = """[...document.querySelectorAll(".cell > span")]
+    .filter((e) => e.scrollWidth > e.clientWidth && getComputedStyle(e).overflowX === "visible")
+    .map((e) => e.textContent)"""
+
 
 @pytest.fixture(scope="session")
 def answer(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -54,6 +59,7 @@ def test_views(open_page: OpenPage, pictures: Path, answer: Path) -> None:
     expect(page.locator("#status")).to_contain_text("Finished")
     page.locator("#scrubber").fill("6")
     shoot("generate", part="#stage")
+    assert page.evaluate(RUNS_OVER) == []
     shoot("branches", ["phone"], part="#branches-title")
 
     search = urlencode([("tokens", 64), ("prompt", PROMPT), *(("lane", lane) for lane in LANES)])

@@ -9,7 +9,23 @@ from pathlib import Path
 import pytest
 from cli_support import Result, Run, write_checkpoint, write_tokenizer
 
+from lopa.cli import progress
 from lopa.cli.main import main
+from lopa.decoding.round_cost import RoundCost
+from lopa.engine import cost_measurement
+
+
+@pytest.fixture(autouse=True)
+def _no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take its time: what a command says must not depend on it."""
+    monkeypatch.setattr(progress, "LINE_AFTER", 1e6)
+
+
+@pytest.fixture(autouse=True)
+def _known_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests keep nothing on disk, so every command would measure what rounds cost."""
+    cost = RoundCost(((8, 0.01), (1024, 0.02)))
+    monkeypatch.setattr(cost_measurement, "measure", lambda *_: cost)
 
 
 @pytest.fixture

@@ -111,8 +111,8 @@ def test_hub_id_without_network(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert done.stdout == ""
-    assert done.stderr.startswith("error: model some-org/some-model ")
-    assert done.stderr.count("\n") == 1
+    assert done.stderr.count("error: ") == 1
+    assert done.stderr.splitlines()[-1].startswith("error: model some-org/some-model ")
 
 
 # -- prompts ------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def test_lines_from_a_pipe(run: Run, chat_model: Path) -> None:
     short = ("--model", str(chat_model), *SHORT[2:])
     result = run("chat", *short, stdin="hello\n\n/help\n/nosuch\nagain\n/quit\nnever\n")
     assert result.code == 0
-    assert result.err.count("lopa · ") == 2
+    assert result.err.count("lopa auto (") == 2
     assert "/reset" in result.err
     assert "there is no /nosuch" in result.err
     assert NO_TEMPLATE not in result.err
@@ -115,7 +115,7 @@ def test_ctrl_c_stops_the_reply_only(sit_down: Run, monkeypatch: pytest.MonkeyPa
     result = sit_down("hello", "again", EOFError)
     assert result.code == 0
     assert "stopped" in result.err
-    assert result.err.count("lopa · ") == 1
+    assert result.err.count("lopa auto (") == 1
     assert all(session.slot == -1 for session in aborted)
     assert aborted[0].output is None
 
@@ -124,7 +124,7 @@ def test_a_turn_that_fails_does_not_end_the_talk(sit_down: Run) -> None:
     result = sit_down("x" * 200, "hello", EOFError)
     assert result.code == 0
     assert "error: the prompt has" in result.err
-    assert result.err.count("lopa · ") == 1
+    assert result.err.count("lopa auto (") == 1
 
 
 def test_the_built_in_model_keeps_no_history(run: Run) -> None:

@@ -16,6 +16,7 @@ from lopa.cli.options import (
     decode_config,
     default_model,
     default_of,
+    waiting_config,
     with_decoding,
     with_model,
     with_parallel,
@@ -86,6 +87,22 @@ def test_presets(name: str) -> None:
     model = ModelOptions(model="dummy:dream-tiny", preset=name)
     assert decode_config(model, {}) == DecodeConfig.preset(name)
     assert decode_config(model, {"branches": 3}) == DecodeConfig.preset(name, branches=3)
+
+
+def test_whoever_waits_has_auto() -> None:
+    """Unless a number is given, by the options or a preset; programs have a number."""
+    model = ModelOptions(model="dummy:dream-tiny")
+    assert waiting_config(model, {}) == DecodeConfig(branches="auto")
+    assert waiting_config(model, {"branches": 0}).branches == 0
+    assert waiting_config(model, {"objective": "tpf"}).objective == "tpf"
+    assert waiting_config(model, {"decoder": "d2f"}) == DecodeConfig(decoder="d2f")
+    paper = ModelOptions(model="dummy:dream-tiny", preset="paper")
+    assert waiting_config(paper, {}) == DecodeConfig.preset("paper")
+    assert decode_config(model, {}) == DecodeConfig()
+    assert DecodeConfig().branches == 7
+    block_causal = ModelOptions(model="dummy:sdar-8b")
+    assert waiting_config(block_causal, {}).decoder == "sdar"
+    assert waiting_config(block_causal, {"decoder": "lopa"}).branches == "auto"
 
 
 # One run for each decoder, together giving every option once.

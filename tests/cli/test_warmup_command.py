@@ -1,8 +1,7 @@
-"""`lopa warmup`, the bar of kernels, and what `lopa doctor` says of a device."""
+"""`lopa warmup`, and what `lopa doctor` says of a device."""
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 from cli_support import DUMMY, Run
-from rich.console import Console
 
 from lopa import LLM
-from lopa.cli import compile_bar, device_report
-from lopa.cli.compile_bar import CompileBar
+from lopa.cli import device_report
 from lopa.decoding.round_cost import RoundCost
 from lopa.engine import cost_measurement
 from lopa.kernels.compilation import Compiled
@@ -71,36 +68,6 @@ def test_kernels_and_graphs(run: Run, kept: Path, monkeypatch: pytest.MonkeyPatc
 
 
 # -- while kernels are compiled ------------------------------------------------------------------
-
-
-def test_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(compile_bar, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    out = io.StringIO()
-    bar = CompileBar(Console(file=out, force_terminal=True, width=100))
-    bar.show(0, 12)
-    bar.show(1, 12)
-    assert out.getvalue() == ""  # it may be done soon, from disk
-    clock[0] = 1.5
-    bar.show(3, 12)
-    bar.close()
-    assert "compiling kernels for this GPU, once" in out.getvalue()
-    assert "3 of 12" in out.getvalue()
-
-
-def test_one_line_where_there_is_no_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(compile_bar, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setenv("TRITON_CACHE_DIR", "/somewhere")
-    bar = CompileBar(Console(file=io.StringIO()))
-    bar.show(0, 12)
-    clock[0] = 2.0
-    for done in range(1, 13):
-        bar.show(done, 12)
-    bar.close()
-    assert capsys.readouterr().err == "compiling 12 kernels for this GPU, kept in /somewhere\n"
 
 
 def test_lines_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:

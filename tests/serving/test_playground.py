@@ -13,11 +13,11 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from lopa import LLM, DecodeConfig
-from lopa.config import PRESETS, AcceptName, DecoderName
+from lopa.config import PRESETS, AcceptName, DecoderName, with_waiting_branches
 from lopa.errors import ConfigError
 from lopa.serving import playground
 from lopa.serving.config import EngineConfig
-from lopa.serving.engine_process.worker import Worker, with_branches
+from lopa.serving.engine_process.worker import Worker
 from lopa.serving.playground.info import describe
 
 STATIC = Path(playground.__file__).parent / "static"
@@ -199,7 +199,7 @@ def test_what_the_page_shows_is_what_the_engine_decodes_with(
 def worker_with(**given: Any) -> Any:
     """The part of an engine process that knows what the server was started with."""
     usual = DecodeConfig(**given)
-    usual = DecodeConfig(**with_branches(given, usual.decoder, None))
+    usual = DecodeConfig(**with_waiting_branches(given, usual.decoder, None))
     worker = Worker.__new__(Worker)
     worker.config, worker._usual = EngineConfig(model="other", decoding=given), usual
     return worker

@@ -26,7 +26,8 @@ from lopa.cli.options import (
     with_model,
     with_parallel,
 )
-from lopa.cli.terminal import print_table, progress_bar, status
+from lopa.cli.progress import Progress
+from lopa.cli.terminal import print_table
 from lopa.config import AUTO_BRANCHES
 from lopa.distributed.launch import PARENT, launch_info, run_ranks
 
@@ -67,16 +68,17 @@ def bench_round(
     from lopa.kernels.quantize import KINDS
 
     assert isinstance(llm, LLM | RankLLM)  # `be_ranks` has seen to it
-    ceilings = measure(llm.device, llm.dtype, KINDS[llm.quantize] if llm.quantize else None)
+    with Progress("measuring copies and matmuls"):
+        ceilings = measure(llm.device, llm.dtype, KINDS[llm.quantize] if llm.quantize else None)
     shapes = [
         SteadyRounds(llm, branches=count, window=tokens, prefix=prefix)
         for tokens in windows
         for count in counts
     ]
-    with frozen():
-        for shape in shapes * passes:
-            with status(f"{shape.branches} branches, {shape.window} tokens"):
-                shape.time(rounds)
+    with frozen(), Progress("timing rounds", "shapes") as progress:
+        for done, shape in enumerate(shapes * passes):
+            progress.update(done, len(shapes) * passes)
+            shape.time(rounds)
     lines = [shape.result(ceilings) for shape in shapes]
     if as_json:
         found = {
@@ -133,7 +135,7 @@ def bench_cost(
     from lopa.engine.llm import LLM
 
     assert isinstance(llm, LLM)
-    with status("measuring what rounds cost"):
+    with Progress("measuring what rounds cost"):
         cost = llm.measure_round_cost()
     about = environment(llm)
     if out is not None:
@@ -180,13 +182,12 @@ def bench_decode(
     from lopa.bench.gc_frozen import frozen
 
     prompts = prompts_of(llm, asked)
-    progress, bar = progress_bar("decoding")
-    with frozen(), bar:
-        speed = measure_decoding(llm, prompts, config, progress)
+    with frozen(), Progress("decoding", "prompts") as progress:
+        speed = measure_decoding(llm, prompts, config, progress.update)
     found = asdict(speed)
     many = None
     if together is not None:
-        with frozen(), status(f"{together} at once"):
+        with frozen(), Progress(f"decoding {together} at once"):
             many = asdict(measure_together(llm, prompts, config, together, speed))
     if as_json:
         line = {"host": environment(llm), **found, "settings": config.settings()}

@@ -23,6 +23,7 @@ from lopa.cli.options import (
     with_model,
     with_parallel,
 )
+from lopa.cli.progress import Progress
 from lopa.cli.terminal import print_table
 from lopa.errors import ConfigError
 
@@ -54,7 +55,7 @@ def bench_parallel(
     from lopa.distributed.rank_llm import RankLLM
 
     assert isinstance(llm, RankLLM)
-    with closing(llm):
+    with closing(llm), Progress("timing rounds"):
         found = measure_ranks(llm, prompts_of(llm, asked), config, rounds)
     if as_json:
         line = {"host": environment(llm), **as_dict(found), "settings": config.settings()}

@@ -12,7 +12,8 @@ import typer
 
 from lopa.atomic_write import check_writable
 from lopa.cli.options import JsonOption
-from lopa.cli.terminal import print_table, status
+from lopa.cli.progress import Progress, start_torch
+from lopa.cli.terminal import print_table
 from lopa.errors import ConfigError, LopaError
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def bench_serve(
     compared = [None] if branches is None else _branches(branches)
     if picture is not None:
         check_writable(picture, "picture")
+    start_torch()
     from lopa.evaluation.evaluate import problems
 
     prompts = [problem.prompt for problem in problems(task, "eval", 50, seed)]
@@ -89,7 +91,7 @@ def bench_serve(
         loads = found["" if number is None else str(number)] = []
         for run in runs:
             named = " ".join(f"{rate:g}" for rate in run)
-            with status(f"{named} requests/s" + ("" if number is None else f", k={number}")):
+            with Progress(f"{named} requests/s" + ("" if number is None else f", k={number}")):
                 load = offer(asked, prompts, rates=run, seconds=seconds, seed=seed)
                 loads += asyncio.run(load)
     if picture is not None:

@@ -11,6 +11,7 @@ from lopa.cli.model import (
     check_question,
     encode,
     example,
+    follow,
     load,
     output_text,
     prepare_cost,
@@ -19,11 +20,12 @@ from lopa.cli.model import (
 from lopa.cli.options import (
     DecodeOptions,
     ModelOptions,
-    decode_config,
+    waiting_config,
     with_decoding,
     with_model,
 )
-from lopa.cli.terminal import one_line, print_note, safe_for, statistics
+from lopa.cli.terminal import one_line, print_note, statistics
+from lopa.config import WAITING_BRANCHES
 from lopa.errors import LopaError
 from lopa.models.questions import ABOUT
 
@@ -39,11 +41,11 @@ _HELP = """\
 Ctrl-C    stop the reply"""
 
 
-@with_decoding()
+@with_decoding(branches=WAITING_BRANCHES)
 @with_model()
 def chat(model: ModelOptions, decoding: DecodeOptions) -> None:
     """Chat with a model; text appears as it becomes final."""
-    config = decode_config(model, decoding)
+    config = waiting_config(model, decoding)
     llm = load(model)
     interactive = sys.stdin.isatty()
     conversation = Conversation(llm, config)
@@ -99,13 +101,9 @@ class Conversation:
         else:
             check_question(self.llm, line, self.config)
             ids = encode(self.llm, line, chat=False)
-        terminal = sys.stdout.isatty()
         cost_seconds = prepare_cost(self.llm, self.config)
         with closing(self.llm.engine(max_running=1)) as engine:
-            for event in engine.stream(self.llm.session(ids, self.config)):
-                print(safe_for(terminal, event.text), end="", flush=True)
-        output = event.output
-        assert output is not None
+            output = follow(engine.stream(self.llm.session(ids, self.config)), live=True)
         print(output_text(self.llm, output) if self.llm.tokenizer is None else "", flush=True)
         if self.keeps_history:
             self.messages += [message, {"role": "assistant", "content": output.text}]

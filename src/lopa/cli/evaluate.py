@@ -20,8 +20,8 @@ from lopa.cli.options import (
     with_decoding,
     with_model,
 )
+from lopa.cli.progress import Progress, start_torch
 from lopa.cli.sweep import run_sweep, says_how_to_go_on
-from lopa.cli.terminal import progress_bar
 from lopa.errors import ConfigError
 from lopa.evaluation.protocol import PROTOCOLS
 from lopa.evaluation.public import benchmark
@@ -161,6 +161,7 @@ def evaluate(
             limit=limit,
         )
     else:
+        start_torch()
         from lopa.evaluation.evaluate import built_in, infilling
         from lopa.tasks import TASKS
 
@@ -195,9 +196,9 @@ def evaluate(
     llm = load(model)
     run = {**asked.described(), "settings": config.settings(), "host": environment(llm)}
     kept = Samples() if samples is None else SampleFile(samples, run)
-    progress, bar = progress_bar(asked.title)
+    progress = Progress(asked.title, "answers")
     total = len(asked.exercises)
-    with says_how_to_go_on(samples, lambda: len(kept.of("", total)), total), bar:
+    with says_how_to_go_on(samples, lambda: len(kept.of("", total)), total), progress:
         answer(
             llm,
             asked,
@@ -205,7 +206,7 @@ def evaluate(
             kept,
             setting="",
             batch_size=batch_size,
-            tick=lambda: progress(len(kept.of("", total)), total),
+            tick=lambda: progress.update(len(kept.of("", total)), total),
         )
     found = report(asked, config, kept.of("", total), batch_size)
     if as_json:

@@ -16,6 +16,7 @@ from lopa.cli.model import (
     check_question,
     encode,
     example,
+    follow,
     load,
     output_text,
     prepare_cost,
@@ -28,13 +29,14 @@ from lopa.cli.options import (
     ModelOptions,
     ParallelOptions,
     TraceOption,
-    decode_config,
     numbers,
+    waiting_config,
     with_decoding,
     with_model,
     with_parallel,
 )
 from lopa.cli.terminal import print_note, safe_for, statistics
+from lopa.config import WAITING_BRANCHES
 from lopa.distributed.launch import is_main_rank
 from lopa.errors import ConfigError
 
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from lopa.engine.session import Session
 
 
-@with_decoding()
+@with_decoding(branches=WAITING_BRANCHES)
 @with_parallel()
 @with_model()
 def generate(
@@ -86,7 +88,7 @@ def generate(
     lengths = None if gap_tokens is None else numbers("gap-tokens", gap_tokens, 1)
     if lengths is not None:
         decoding = {"max_new_tokens": max(lengths), **decoding}
-    config = decode_config(model, decoding)
+    config = waiting_config(model, decoding)
     if trace is not None and is_main_rank():
         check_writable(trace, "trace")
     if use_example:
@@ -107,7 +109,7 @@ def generate(
         live = sys.stdout.isatty() and not (watch or as_json or session.tokenizer is None)
         with closing(llm.engine(max_running=1)) as engine:
             events = engine.stream(session)
-            output = _watched(session, events) if watch else _run(events, live)
+            output = _watched(session, events) if watch else follow(events, live)
     if trace is not None and is_main_rank():
         from lopa.trace import write
 
@@ -117,14 +119,6 @@ def generate(
         return
     print("" if live else safe_for(sys.stdout.isatty(), output_text(llm, output)), flush=True)
     print_note(statistics(output, cost_seconds))
-
-
-def _run(events: Iterator[Event], live: bool) -> Output:
-    for event in events:
-        if live:
-            print(safe_for(True, event.text), end="", flush=True)
-    assert event.output is not None
-    return event.output
 
 
 def _watched(session: Session, events: Iterator[Event]) -> Output:

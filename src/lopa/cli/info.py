@@ -13,6 +13,7 @@ import typer
 
 from lopa.cli.device_report import device_report, report_lines, try_a_kernel
 from lopa.cli.options import JsonOption, default_model
+from lopa.cli.progress import Progress
 from lopa.cli.terminal import bytes_text, count_text, plain_table, print_note, print_rich
 from lopa.errors import ConfigError, LopaError
 from lopa.kernels import triton_start
@@ -113,6 +114,17 @@ def list_models(context: typer.Context, as_json: JsonOption = False) -> None:
 def doctor(as_json: JsonOption = False) -> None:
     """Check this installation; fails only if something required is broken."""
     triton_start.begin_if_gpu()
+    with Progress("looking at this machine"):
+        found = _examine()
+    if as_json:
+        print(json.dumps(found, ensure_ascii=False))
+    else:
+        print_rich(_report(found))
+    if found["broken"]:
+        raise typer.Exit(1)
+
+
+def _examine() -> dict[str, Any]:
     broken: list[str] = []
     found: dict[str, Any] = {
         "versions": {"python": platform.python_version(), "lopa": VERSION},
@@ -154,12 +166,7 @@ def doctor(as_json: JsonOption = False) -> None:
             broken.append(f"built-in model {name}: {error}")
     found["default_model"] = default_model()
     found["broken"] = broken
-    if as_json:
-        print(json.dumps(found, ensure_ascii=False))
-    else:
-        print_rich(_report(found))
-    if broken:
-        raise typer.Exit(1)
+    return found
 
 
 def _report(found: dict[str, Any]) -> Table:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-import time
-from collections.abc import Callable
-from contextlib import closing
-from typing import TYPE_CHECKING, overload
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, overload
 
-from lopa.cli.compile_bar import CompileBar
 from lopa.cli.options import ModelOptions, ParallelOptions
-from lopa.cli.terminal import print_note, status, stderr_console
+from lopa.cli.progress import Progress, start_torch
+from lopa.cli.terminal import print_note, safe_for
 from lopa.config import RANK_TIMEOUT
 from lopa.distributed.launch import LaunchInfo, is_main_rank, launch_info
 from lopa.errors import ConfigError, PromptError
@@ -20,14 +19,16 @@ from lopa.models import questions
 from lopa.models.files import BUILT_IN
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from lopa.config import DecodeConfig
     from lopa.engine.llm import LLM, BaseLLM
-    from lopa.engine.output import Output
+    from lopa.engine.output import Event, Output
 
 _EXAMPLE = "Question: Why is the sky blue in the day and red in the evening?\nAnswer:"
-_BAR_DELAY_SECONDS = 1.0  # a shorter load shows no bar
+# What takes a while, as progress says it
+COMPILING = "compiling kernels for this GPU, once"
+MEASURING = "measuring what rounds cost here, once"
+
+Show: TypeAlias = Callable[[int, int], None]  # done, in all
 
 
 @overload
@@ -42,20 +43,22 @@ def load(model: ModelOptions, parallel: ParallelOptions | None = None) -> BaseLL
     if model.model is None and model.name.startswith("dummy:"):
         print_note(f"note: the built-in model is not installed; {model.name} has random weights")
     triton_start.begin_if_gpu()
-    with status("starting torch"):
-        from lopa.engine.llm import LLM
+    start_torch()
+    from lopa.engine.llm import LLM
 
-    with closing(_LoadBar(stderr_console(), model.name)) as bar:
+    # Nothing before the first tensor: the download from the hub has its own bars.
+    with Progress() as progress:
+        show = partial(progress.update, title=f"loading {model.name}", unit="tensors")
         if parallel is not None and launch is not None:
-            return _load_rank(model, parallel, launch, bar)
+            return _load_rank(model, parallel, launch, show)
         if parallel is not None and parallel.ranks > 1:
-            return _load_parallel(model, parallel, bar)
-        with closing(CompileBar(stderr_console())) as compiling:
-            return LLM(model.name, progress=bar.show, compiling=compiling.show, **model.llm_options)
+            return _load_parallel(model, parallel, show)
+        compiling = partial(progress.update, title=COMPILING)
+        return LLM(model.name, progress=show, compiling=compiling, **model.llm_options)
 
 
 def _load_rank(
-    model: ModelOptions, parallel: ParallelOptions, launch: LaunchInfo, bar: _LoadBar
+    model: ModelOptions, parallel: ParallelOptions, launch: LaunchInfo, show: Show
 ) -> BaseLLM:
     """This process is a rank of a launcher."""
     from lopa.distributed.placement import join
@@ -69,10 +72,10 @@ def _load_rank(
         device=options.pop("device", "auto"),
         timeout=parallel.rank_timeout or RANK_TIMEOUT,
     )
-    return RankLLM(model.name, mesh=mesh, progress=bar.show, **options)
+    return RankLLM(model.name, mesh=mesh, progress=show, **options)
 
 
-def _load_parallel(model: ModelOptions, parallel: ParallelOptions, bar: _LoadBar) -> BaseLLM:
+def _load_parallel(model: ModelOptions, parallel: ParallelOptions, show: Show) -> BaseLLM:
     """This process starts its own ranks."""
     from lopa.distributed.parallel_llm import ParallelLLM
 
@@ -82,7 +85,7 @@ def _load_parallel(model: ModelOptions, parallel: ParallelOptions, bar: _LoadBar
         tensor_parallel=parallel.tensor_parallel or 1,
         rank_timeout=parallel.rank_timeout or RANK_TIMEOUT,
         report=lambda line: print_note(f"note: {line}"),
-        progress=bar.show,
+        progress=show,
         **model.llm_options,
     )
 
@@ -92,7 +95,7 @@ def prepare_cost(llm: BaseLLM, *configs: DecodeConfig) -> float:
     asks = any(c.branches == "auto" and c.objective == "speed" for c in configs)
     if not asks or llm.knows_round_cost:
         return 0.0
-    with status("measuring what rounds cost here, once"):
+    with Progress(MEASURING):
         _ = llm.round_cost
     return llm.cost_seconds
 
@@ -101,35 +104,6 @@ def broadcast_text(llm: BaseLLM, text: str) -> str:
     """Rank 0's text, on every rank."""
     mesh = getattr(llm, "mesh", None)
     return text if mesh is None else str(mesh.broadcast_object(text))
-
-
-class _LoadBar:
-    """A progress bar for a long load, on a terminal; nothing otherwise."""
-
-    def __init__(self, console: Console, name: str) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._progress = Progress(
-            TextColumn("loading {task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total} tensors"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-        )
-        self._task = self._progress.add_task(name, total=None)
-        self._terminal = console.is_terminal
-        self._started = time.monotonic()
-
-    def close(self) -> None:
-        if self._progress.live.is_started:  # stopping it otherwise prints an empty line
-            self._progress.stop()
-
-    def show(self, done: int, total: int) -> None:
-        # Not before the first tensor: the download from the hub has its own bars.
-        if self._terminal and time.monotonic() - self._started > _BAR_DELAY_SECONDS:
-            self._progress.start()
-            self._progress.update(self._task, completed=done, total=total)
 
 
 def example(model: str, seed: int | None = None) -> str:
@@ -190,6 +164,18 @@ def encode(llm: BaseLLM, text: str, chat: bool, *, whole: bool = True) -> list[i
             "separated by spaces or commas"
         )
     return llm.encode([int(word) for word in words])
+
+
+def follow(events: Iterator[Event], live: bool) -> Output:
+    """The output at the end of a stream. live: its text is printed as it becomes final."""
+    with Progress("decoding", "rounds") as progress:
+        for event in events:
+            progress.update(event.round.index)
+            if live and event.text:
+                progress.close()
+                print(safe_for(sys.stdout.isatty(), event.text), end="", flush=True)
+    assert event.output is not None
+    return event.output
 
 
 def output_text(llm: BaseLLM, output: Output) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lopa.cli.options import JsonOption
-from lopa.cli.terminal import bytes_text, count_text, plain_table, print_rich, status, visible
+from lopa.cli.progress import Progress
+from lopa.cli.terminal import bytes_text, count_text, plain_table, print_rich, visible
 from lopa.errors import LopaError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def check(
 
     Of a hub id that is not in the local cache only the config and the headers are fetched.
     """
-    with status("reading the config and the headers"):
+    with Progress("reading the config and the headers"):
         from lopa.engine.model_check import check_model
 
         try:

@@ -17,7 +17,14 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 
 import typer
 
-from lopa.config import PRESETS, RANK_TIMEOUT, DecodeConfig, DecoderName
+from lopa.cli.progress import start_torch
+from lopa.config import (
+    PRESETS,
+    RANK_TIMEOUT,
+    DecodeConfig,
+    DecoderName,
+    with_waiting_branches,
+)
 from lopa.errors import ConfigError
 from lopa.models.files import BUILT_IN
 from lopa.option_help import FIELDS
@@ -198,10 +205,23 @@ def with_decoding(*without: str, **defaults: str) -> Callable[[Command], Command
 
 def decode_config(model: ModelOptions, decoding: DecodeOptions) -> DecodeConfig:
     """The settings for this model, checked before its weights are loaded."""
+    start_torch()
     from lopa.models.checkpoint import model_config
     from lopa.models.families import settings_for
 
     return settings_for(model_config(model.name), model.preset, decoding)
+
+
+def waiting_config(model: ModelOptions, decoding: DecodeOptions) -> DecodeConfig:
+    """The same for a command whose user waits for the answer: branches auto, unless given."""
+    start_torch()
+    from lopa.models.checkpoint import model_config
+    from lopa.models.families import family_named
+
+    config = model_config(model.name)
+    own = family_named(config.family).defaults(config, None)
+    usual = own.get("decoder", DecodeConfig().decoder)
+    return decode_config(model, with_waiting_branches(decoding, usual, model.preset))
 
 
 def default_of(name: str) -> str:

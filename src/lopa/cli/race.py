@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
@@ -28,7 +28,8 @@ from lopa.cli.options import (
     with_decoding,
     with_model,
 )
-from lopa.cli.terminal import print_note, status, stderr_console, visible
+from lopa.cli.progress import Progress, start_torch
+from lopa.cli.terminal import label, print_note, stderr_console, visible
 from lopa.config import DecodeConfig, DecoderName, WindowName, options_of
 from lopa.errors import ConfigError
 
@@ -81,6 +82,7 @@ def race(
     An option goes to the decoders that use it. Each decoder is timed alone. Unless the number of
     branches is given, lopa runs twice: with its usual number and with auto.
     """
+    start_torch()
     from lopa.models.checkpoint import model_config
 
     if model.preset is None:
@@ -109,7 +111,10 @@ def race(
     if line := verdict(outputs, cost, is_built_in=llm.name == "tiny"):
         console.print(f"\n{line}")
     if cost_seconds:
-        console.print(f"What rounds cost was measured in {cost_seconds:.1f} s, once: it is kept.")
+        console.print(
+            f"What rounds cost was measured in {cost_seconds:.1f} s, once: it is kept; "
+            "lopa bench cost does it anew."
+        )
 
 
 def configurations(
@@ -169,7 +174,7 @@ def run(llm: LLM, prompt_ids: list[int], configs: Sequence[DecodeConfig]) -> lis
     from lopa.cli.watch import OutputView
     from lopa.engine.scheduler import Scheduler
 
-    with status("preparing"):  # the one-time cost of the first forward is not timed
+    with Progress("preparing"):  # the one-time cost of the first forward is not timed
         for config in configs:
             with closing(llm.engine(max_running=1)) as engine:
                 next(engine.stream(llm.session(prompt_ids, config)))
@@ -182,13 +187,15 @@ def run(llm: LLM, prompt_ids: list[int], configs: Sequence[DecodeConfig]) -> lis
             lanes.append(Lane(session, engine.stream(session), OutputView.of(session)))
         live = Live(Track(lanes), console=console, auto_refresh=False, transient=True)
         refreshed = 0.0
-        with live if console.is_terminal else nullcontext():
+        progress = Progress("decoding", "decoders done")
+        with live if console.is_terminal else progress:
             while not all(lane.view.done for lane in lanes):
                 for lane in lanes:
                     lane.step()
                 if console.is_terminal and time.monotonic() - refreshed > _FRAME_SECONDS:
                     live.refresh()
                     refreshed = time.monotonic()
+                progress.update(sum(lane.view.done for lane in lanes), len(lanes))
     return [lane.output for lane in lanes]
 
 
@@ -264,12 +271,6 @@ class Excerpt:
             lines[_TEXT_LINES - 1].truncate(options.max_width - 1)
             lines[_TEXT_LINES - 1].append("…")
         yield from lines[:_TEXT_LINES]
-
-
-def label(config: DecodeConfig) -> str:
-    if config.decoder != "lopa":
-        return config.decoder
-    return "lopa auto" if config.branches == "auto" else f"lopa k={config.branches}"
 
 
 def results_table(

@@ -16,9 +16,10 @@ from lopa.cli.options import (
     with_options,
     with_parallel,
 )
+from lopa.config import WAITING_BRANCHES
 from lopa.distributed.launch import launch_info
 from lopa.errors import ConfigError, LopaError
-from lopa.serving.config import BRANCHES, EngineConfig, ServeConfig, read_api_keys
+from lopa.serving.config import EngineConfig, ServeConfig, read_api_keys
 
 ENVIRONMENT = "LOPA"  # prefix of the variables
 _SERVER = {field.name: field.default for field in fields(ServeConfig)}  # name → default
@@ -76,7 +77,7 @@ def _default(name: str) -> str:
     return "" if default in (None, ()) else str(default)
 
 
-@with_decoding(branches=BRANCHES)
+@with_decoding(branches=WAITING_BRANCHES)
 @with_options(
     "given",
     [option(name, _HINTS.get(name, int), *_HELP[name], _default(name)) for name in _HELP],

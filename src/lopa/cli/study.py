@@ -27,8 +27,9 @@ from lopa.cli.options import (
     with_model,
     with_parallel,
 )
+from lopa.cli.progress import Progress, start_torch
 from lopa.cli.sweep import make_folder
-from lopa.cli.terminal import print_note, print_table, progress_bar
+from lopa.cli.terminal import print_note, print_table
 from lopa.distributed.launch import is_main_rank
 from lopa.errors import ConfigError
 
@@ -95,6 +96,7 @@ def study(
     if report:
         _report(name, out or Path(f"study-{task}"))
         return
+    start_torch()
     from lopa.evaluation.evaluate import problems
     from lopa.evaluation.plots import require_plots
     from lopa.tasks import ROOM
@@ -140,7 +142,7 @@ def study(
         def changed(**changes: Any) -> Any:
             return llm.decode_config(**config.changed(**changes).settings())
 
-        with closing(llm):
+        with closing(llm), Progress(f"study {name}"):
             findings = experiment.run(llm, prompts_of(llm, asked), changed, rounds)
         if not is_main_rank():
             return
@@ -150,17 +152,17 @@ def study(
         from lopa.studies.study import Study
         from lopa.studies.worker_pool import Workers
 
-        progress, bar = progress_bar(f"study {name}")
+        progress = Progress(f"study {name}")
         file = SampleFile(folder / "samples.jsonl", described)
         options = {"model": model.name, **model.llm_options}
         pool = Workers(workers, options) if workers > 1 else None
         usual = config.settings()
         assert isinstance(llm, LLM)
         todo = Study(
-            llm, asked, usual, seed, file, batch_size, pool, progress, **costs, at_once=loads
+            llm, asked, usual, seed, file, batch_size, pool, progress.update, **costs, at_once=loads
         )
         try:
-            with bar:
+            with progress:
                 findings = experiment.run(todo)
         finally:
             if pool is not None:

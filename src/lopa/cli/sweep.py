@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from lopa.atomic_write import write_lines
 from lopa.cli.environment import environment
-from lopa.cli.terminal import print_note, print_table, progress_bar
+from lopa.cli.progress import Progress
+from lopa.cli.terminal import print_note, print_table
 from lopa.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ def run_sweep(
     llm = load()
     run = {**benchmark.described(), "settings": settings}
     file = SampleFile(folder / "samples.jsonl", run | {"host": environment(llm)})
-    progress, bar = progress_bar(benchmark.title)
-    with says_how_to_go_on(folder, lambda: sweep.done(file), sweep.answers), bar:
-        sweep.run(llm, file, batch_size, lambda: progress(sweep.done(file), sweep.answers))
+    progress = Progress(benchmark.title, "answers")
+    with says_how_to_go_on(folder, lambda: sweep.done(file), sweep.answers), progress:
+        sweep.run(llm, file, batch_size, lambda: progress.update(sweep.done(file), sweep.answers))
     report = {**run, "host": environment(llm), "batch_size": batch_size, **sweep.report(file)}
     write_lines(folder / "report.json", [json.dumps(report, ensure_ascii=False, indent=1)])
     plots = plot_sweep(report, folder)

@@ -1,13 +1,12 @@
-"""Writing to a terminal: untrusted text, notes on standard error, progress, tables."""
+"""Writing to a terminal: untrusted text, notes on standard error, tables."""
 
 from __future__ import annotations
 
 import os
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from lopa.distributed.launch import is_main_rank
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from lopa.config import DecodeConfig
     from lopa.engine.output import Output
 
 # Invisible, but part of how words (Persian) and emoji are written.
@@ -67,33 +67,22 @@ def print_note(message: str) -> None:
         print(message, file=sys.stderr)
 
 
-def status(message: str) -> Any:
-    """A context with a spinner on a terminal; nothing elsewhere."""
-    console = stderr_console()
-    return console.status(message) if console.is_terminal else nullcontext()
-
-
-def progress_bar(title: str) -> tuple[Callable[[int, int], None], Any]:
-    """A function to call with (done, total), and the context that shows the bar on a terminal."""
-    from rich.progress import Progress
-
-    console = stderr_console()
-    bar = Progress(console=console, transient=True)
-    task = bar.add_task(title, total=None)
-
-    def update(done: int, total: int) -> None:
-        bar.update(task, completed=done, total=total)
-
-    return update, bar if console.is_terminal else nullcontext()
+def label(config: DecodeConfig) -> str:
+    """The decoder, and how many branches it has."""
+    if config.decoder != "lopa":
+        return config.decoder
+    return "lopa auto" if config.branches == "auto" else f"lopa k={config.branches}"
 
 
 def statistics(output: Output, cost_seconds: float = 0.0) -> str:
     """One line about a finished run. cost_seconds: that measuring the cost of rounds took first."""
     seconds = output.seconds + cost_seconds
+    # Rounds that look for a gap's length have branches of their own.
+    auto = output.config.branches == "auto" and not output.gaps
     measured = f" ({cost_seconds:.2f} of them to measure rounds, once)" if cost_seconds else ""
     return " · ".join(
         (
-            output.config.decoder,
+            label(output.config) + (f" ({output.mean_branches:.1f} branches)" if auto else ""),
             f"{output.rounds} rounds",
             f"{output.tokens} tokens",
             f"TPF {output.tpf:.2f}",

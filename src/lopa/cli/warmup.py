@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import closing
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from lopa.cache_folder import cache_folder
-from lopa.cli.compile_bar import CompileBar
-from lopa.cli.model import load
+from lopa.cli.model import COMPILING, MEASURING, load
 from lopa.cli.options import JsonOption, ModelOptions, with_model
-from lopa.cli.terminal import print_note, progress_bar, status, stderr_console
+from lopa.cli.progress import Progress
+from lopa.cli.terminal import print_note
 
 
 @with_model("preset", "round_cost")
@@ -36,17 +36,16 @@ def warmup(
     clock = _Clock()
     llm = load(model)
     clock.note("load")
-    with closing(CompileBar(stderr_console())) as compiling:
-        kernels = llm.compile_kernels(compiling.show)
+    with Progress() as progress:
+        kernels = llm.compile_kernels(partial(progress.update, title=COMPILING))
     clock.note("compile")
     is_kept = llm.knows_round_cost
     if llm.measures_cost and not is_kept:
-        with status("measuring what rounds cost here, once"):
+        with Progress(MEASURING):
             _ = llm.round_cost
     clock.note("cost")
-    show, bar = progress_bar("capturing graphs")
-    with bar:
-        graphs = llm.capture_graphs(tokens, show) if tokens else 0
+    with Progress("capturing graphs") as progress:
+        graphs = llm.capture_graphs(tokens, progress.update) if tokens else 0
     clock.note("graphs")
     kept = {"round_cost": str(cache_folder("round_cost"))}
     if kernels:

@@ -47,6 +47,7 @@ HOST_GROWTH = (1.0, 1.4, 1.7, 2.25, 3.1)
 # Rounds timed for each number of branches, in turn: a disturbance meets them all.
 LEAST_TURNS, MOST_TURNS = 7, 30
 ENOUGH = 2.0  # seconds: with the least turns done, no more are begun
+LONG = 10.0  # seconds: nor with any done; rounds this slow differ little
 SECONDS = 0.1  # a round that takes longer is the last one measured; there are three at least
 
 
@@ -84,7 +85,8 @@ def measure(
             one.record_seconds.clear()
         began = time.perf_counter()
         for turn in range(MOST_TURNS):
-            if turn >= LEAST_TURNS and agree(time.perf_counter() - began) > ENOUGH:
+            enough = ENOUGH if turn >= LEAST_TURNS else LONG
+            if turn and agree(time.perf_counter() - began) > enough:
                 break
             for one in timed:
                 one.turn()

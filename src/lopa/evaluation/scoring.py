@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import operator
 import re
 from collections.abc import Callable
@@ -76,10 +77,11 @@ def score(problem: Problem, text: str) -> bool:
 def score_words(problem: Problem, text: str) -> bool:
     """Whether the number after the last `####` is the expected one.
 
-    Spaces, a dollar sign, thousands commas and a trailing `.` or `.0` are tolerated; anything
-    else on that line, like a second number, is not.
+    Of a JSON object, which an answer with a schema may be, the last value has to be it. Spaces, a
+    dollar sign, thousands commas and a trailing `.` or `.0` are tolerated; anything else on that
+    line, like a second number, is not.
     """
-    _, marker, tail = text.rpartition("####")
+    marker, tail = _last_value(text) if text.startswith("{") else text.rpartition("####")[1:]
     if not marker:
         return False
     tail = tail.strip().partition("\n")[0]
@@ -87,6 +89,15 @@ def score_words(problem: Problem, text: str) -> bool:
     if _NUMBER.fullmatch(tail) is None:
         return False
     return float(tail.replace(",", "")) == float(problem.check[0])
+
+
+def _last_value(text: str) -> tuple[bool, str]:
+    """Of a JSON object: whether it is one, and the value of its last key."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return False, ""
+    return bool(found), str(next(reversed(found.values()), ""))
 
 
 def score_functions(problem: Problem, text: str) -> bool:

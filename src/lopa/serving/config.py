@@ -11,8 +11,6 @@ from lopa.errors import ConfigError
 LOG_FORMATS = ("plain", "json")
 HEALTH_SECONDS = 5.0  # silence after which an engine is not ready
 _MAX_KEY_FILE_BYTES = 1 << 20
-# Of requests whose decoder looks ahead, unless they, the server's options or a preset say how many.
-BRANCHES = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

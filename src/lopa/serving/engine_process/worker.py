@@ -25,11 +25,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lopa.config import RANK_TIMEOUT, DecodeConfig, DecoderName, options_of, with_changes
+from lopa.config import (
+    RANK_TIMEOUT,
+    DecodeConfig,
+    options_of,
+    with_changes,
+    with_waiting_branches,
+)
 from lopa.distributed.channel import die_with
 from lopa.errors import ConfigError, LopaError, PromptError, RankError
 from lopa.models.families import family_named
-from lopa.serving.config import BRANCHES, EngineConfig
+from lopa.serving.config import EngineConfig
 from lopa.serving.engine_process.encoding_queue import EncodingQueue
 from lopa.serving.engine_process.running_job import RunningJob
 from lopa.serving.ipc import Channel
@@ -62,7 +68,7 @@ class Worker:
         self._closed = False
         # Wrong defaults are found at once.
         usual = llm.decode_config(config.preset, **config.decoding)
-        decoding = with_branches(config.decoding, usual.decoder, config.preset)
+        decoding = with_waiting_branches(config.decoding, usual.decoder, config.preset)
         self._usual = llm.decode_config(config.preset, **decoding)
 
     def warm_up(self) -> None:
@@ -232,7 +238,7 @@ class Worker:
             common = set(DecodeConfig(decoder="vanilla").settings()) - options_of("vanilla")
             defaults = {k: v for k, v in defaults.items() if k in own or k in common}
         given = {**with_changes(defaults, changes), **options}
-        return with_branches(given, self._usual.decoder, self.config.preset)
+        return with_waiting_branches(given, self._usual.decoder, self.config.preset)
 
     def _listen(self) -> None:
         queue = EncodingQueue(self._encode)
@@ -306,16 +312,6 @@ def _failure(error: BaseException, job: Job) -> Failed:
     # A panic of the tokenizer's library: it is Rust, and its panics are no Exceptions.
     message = f"the tokenizer cannot read the prompt ({_named(error)}): change it"
     return Failed(kind="invalid", message=message, param="prompt")
-
-
-def with_branches(
-    given: dict[str, Any], usual_decoder: DecoderName, preset: str | None
-) -> dict[str, Any]:
-    """Options of a request, with the server's number of branches where nobody says how many."""
-    looks_ahead = given.get("decoder", usual_decoder) == "lopa"
-    if not looks_ahead or "branches" in given or preset is not None:
-        return given
-    return {**given, "branches": BRANCHES}
 
 
 def _param(error: LopaError, job: Job) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from lopa.config import (
     PRESETS,
+    WAITING_BRANCHES,
     AcceptName,
     DecodeConfig,
     DecoderName,
@@ -25,7 +26,6 @@ from lopa.config import (
 from lopa.models.files import BUILT_IN
 from lopa.models.questions import ABOUT
 from lopa.option_help import FIELDS
-from lopa.serving.config import BRANCHES
 from lopa.version import VERSION
 
 # (name, task, seed): short questions with long answers.
@@ -103,7 +103,7 @@ def _variants(usual: Mapping[str, Any], decoders: list[str]) -> list[dict[str, A
     own["window"] = _window(usual)
     plain = DecodeConfig(**own).settings()  # a score has defaults of its own
     changed = {n: v for n, v in usual.items() if n != "decoder" and v != plain.get(n)}
-    changed.setdefault("branches", usual.get("branches", BRANCHES))
+    changed.setdefault("branches", usual.get("branches", WAITING_BRANCHES))
     # Of lopa, where the server decodes otherwise.
     lopa = DecodeConfig().settings()
     usual_window = own["window"] or lopa["window"]

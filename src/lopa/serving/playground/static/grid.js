@@ -273,7 +273,7 @@ export class TokenGrid {
   }
 }
 
-const isLong = (text) => text.trim().length > 6;
+const isLong = (text) => text.trim().length > 4; // a cell holds so many letters, whatever they are
 
 // The state of a block after `round`, as that round found it, and its masks now.
 export function blockState(run, block, round) {
