@@ -1,8 +1,8 @@
 """Speed by requests at once: `auto`, which shares a round's rows, against every fixed number.
 
-All answers are queued and so many are asked for at a time, of which the engine runs as many as it
-does by default. Timed on this machine, each setting in turn, three times over; or, with costs of
-rounds given, simulated: the model decodes, and a round takes what it costs on the given device.
+So many answers are asked for at a time, of which the engine runs as many as it does by default.
+Timed on this machine, each setting in turn, three times over; or, with costs of rounds given,
+simulated: the model decodes, and a round takes what it costs on the given device.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from lopa.studies.study import Findings, Setting, Study, Table
 AT_ONCE = (1, 2, 4, 8, 16, 32, 64, 128)
 SETTINGS = (*map(str, AUTO_BRANCHES), "auto")
 RUNS = 3  # of each setting, when it is timed
+LEAST_TOGETHER = 64  # problems that are timed with a setting before it is the next one's turn
+QUEUED = 4  # at least so many for each that the engine runs: few of them are decoded alone
 
 
 def run(study: Study) -> Findings:
@@ -38,13 +40,12 @@ def run(study: Study) -> Findings:
         each = [_simulate(study, name, cost, n) for name, cost in costs.items() for n in loads]
         return {"loads": [found for found in each if found is not None]}
     cost = study.model.round_cost  # measured before anything is timed
-    cells = [(n, run, setting) for n in loads for run in range(RUNS) for setting in SETTINGS]
     found: dict[tuple[int, str], list[Findings]] = {}
-    warm: set[tuple[int, str]] = set()
-    for done, (n, run, setting) in enumerate(cells):
-        samples = _timed(study, f"{n} at once, k = {setting}, run {run + 1}", n, setting, warm)
-        found.setdefault((n, setting), []).append(_figures(samples))
-        study.progress(done + 1, len(cells))
+    warm: set[tuple[int, str]] = set()  # loads and settings that have been decoded before
+    for done, (n, number) in enumerate([(n, number) for n in loads for number in range(RUNS)]):
+        for setting, samples in _timed(study, n, number, warm).items():
+            found.setdefault((n, setting), []).append(_figures(samples))
+        study.progress(done + 1, RUNS * len(loads))
     compared = [_compare("", n, {s: found[n, s] for s in SETTINGS}) for n in loads]
     return {"round_cost": cost.settings(), "loads": compared}
 
@@ -54,23 +55,36 @@ def _config(study: Study, setting: str) -> DecodeConfig:
 
 
 def _timed(
-    study: Study,
-    key: str,
-    at_once: int,
-    setting: str,
-    warm: set[tuple[int, str]],  # loads and settings that have been decoded before
-) -> list[Sample]:
-    """From the file, or decoded and timed; a run that was interrupted is done again."""
-    if len(samples := study.file.of(key, len(study.problems))) == len(study.problems):
-        return samples
-    llm, config = study.model, _config(study, setting)
-    prompts = [problem.prompt for problem in study.problems]
-    if llm.runner.is_async and (at_once, setting) not in warm:  # to make graphs of all sizes
-        decode(llm, prompts, config, at_once)
-        warm.add((at_once, setting))
-    with gc_frozen.frozen():
-        samples = decode(llm, prompts, config, at_once)
-    return _keep(study, key, samples)
+    study: Study, at_once: int, number: int, warm: set[tuple[int, str]]
+) -> dict[str, list[Sample]]:
+    """A run of every setting, from the file, or decoded and timed.
+
+    Some problems at a time, each setting in turn: the speed of a shared machine drifts, and then
+    all of them meet it. A run that was interrupted is done again.
+    """
+    keys = {s: f"{at_once} at once, k = {s}, run {number + 1}" for s in SETTINGS}
+    count = len(study.problems)
+    found = {setting: study.file.of(key, count) for setting, key in keys.items()}
+    missing = [setting for setting, samples in found.items() if len(samples) < count]
+    if not missing:
+        return found
+    found |= {setting: [] for setting in missing}
+    llm, prompts = study.model, [problem.prompt for problem in study.problems]
+    configs = {setting: _config(study, setting) for setting in missing}
+    for setting, config in configs.items():
+        if llm.runner.is_async and (at_once, setting) not in warm:
+            decode(llm, prompts, config, at_once)  # graphs of all sizes are made
+            warm.add((at_once, setting))
+    size = max(LEAST_TOGETHER, QUEUED * min(at_once, MAX_RUNNING))
+    for first in range(0, count, size):
+        for setting, config in configs.items():
+            with gc_frozen.frozen():
+                some = decode(llm, prompts[first : first + size], config, at_once)
+            found[setting] += [replace(s, problem=s.problem + first) for s in some]
+    return {
+        setting: _keep(study, keys[setting], samples) if setting in missing else samples
+        for setting, samples in found.items()
+    }
 
 
 def _keep(study: Study, key: str, samples: list[Sample]) -> list[Sample]:
