@@ -72,6 +72,7 @@ def test_our_command(run: Run, name: str, tmp_path: Path) -> None:
     _, *rows = [json.loads(line) for line in samples.read_text().splitlines()]
     assert sorted(row["problem"] for row in rows) == list(range(10))
     assert all(row["prompt"] and not row["correct"] for row in rows)
+    assert all(row["seconds"] >= row["first_round_seconds"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ class Decoder:
         self._taken: Offer | None = None  # of which the next round has its branches
         self._held, self._held_rounds = 0, 0  # branches, in so many rounds after the next
         self._is_held = False  # whether the next round's were kept
-        self.pace = Pace()  # of the rounds in which it ran alone; for branches auto
+        self.pace = Pace()  # of its rounds, as if it were alone; for branches auto
         # Of its first rounds, where they are known: an answer that is decoded again.
         self.known_branches: Sequence[int] = ()
         self.brought = 0  # tokens, by the last round that was recorded
@@ -352,6 +352,10 @@ class Decoder:
         self.brought = len(columns) + outcome.placed
         if self.budget is not None:
             self.budget.observe(outcome)
+            start = max(outcome.plan.start, self.prompt)  # what is cached of a prompt is no matter
+            ends = outcome.frame.row_ends
+            tokens = sum(ends) - len(ends) * start
+            self.pace.add(self.brought, self.cost.of_one(tokens, len(outcome.drafts)))
         offer = outcome.offer
         self.expected_gain = 0.0 if offer is None else offer.gain_of(len(outcome.drafts))
         self.policy.observe(outcome)

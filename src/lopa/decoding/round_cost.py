@@ -20,6 +20,7 @@ from lopa.types import FloatArray, IntArray
 
 USUAL_ROW = 64  # tokens of a row in the middle of an answer: two blocks of 32
 _END = 1 << 24  # tokens: no round is as large
+_MOST_KEPT = 4096  # rounds of one session
 _BRANCHES = np.array(AUTO_BRANCHES)
 _NO_HOST = (0.0,) * len(AUTO_BRANCHES)
 
@@ -66,10 +67,13 @@ class RoundCost:
         return self.of_round(tokens, self.host_of_all(branches), len(branches))
 
     def of_one(self, tokens: int, branches: int) -> float:
-        """Of a round of one session, looked up: it is asked for often, and sizes are few."""
-        found = self._of_one.get((tokens, branches))
+        """Of a round of one session, kept: it is asked for every round, and sizes are few."""
+        kept = self._of_one
+        found = kept.get((tokens, branches))
         if found is None:
-            found = self._of_one[tokens, branches] = self(tokens, (branches,))
+            if len(kept) >= _MOST_KEPT:
+                kept.clear()
+            found = kept[tokens, branches] = self(tokens, (branches,))
         return found
 
     def of_round(self, tokens: float, host: float, sessions: int) -> float:
@@ -100,8 +104,13 @@ class RoundCost:
 
     def of_rounds(self, tokens: FloatArray, host: FloatArray | float, sessions: int) -> FloatArray:
         """Of rounds of so many tokens, in which the sessions cost the host so much."""
-        whole, halves = self._ways(tokens, host, sessions)
-        return whole if halves is None else np.minimum(whole, halves)
+        device, records = self._device(tokens), sessions * self.records
+        whole: FloatArray = np.maximum(device, records) + host
+        if not self.in_halves or sessions < 2:
+            return whole
+        on_host = records + host
+        twice = np.maximum(2 * self._device(np.ceil(tokens / 2)), on_host)
+        return np.where(on_host < device, np.minimum(whole, twice), whole)
 
     def halves_pay(self, tokens: int, branches: float, sessions: int) -> bool:
         """Whether two rounds of half the sessions take less time than one of all.
@@ -112,27 +121,16 @@ class RoundCost:
         halves = self._of_halves(tokens, host, sessions)
         return halves is not None and halves < self._of_whole(tokens, host, sessions)
 
-    def _ways(
-        self, tokens: FloatArray, host: FloatArray | float, sessions: int
-    ) -> tuple[FloatArray, FloatArray | None]:
-        """Seconds of a round of all sessions, and of two rounds of half of them each.
-
-        In halves, the host has one while the device has the other. Where the host takes longer
-        than the device it never waits for it, and nothing is saved.
-        """
-        device, records = self._device(tokens), sessions * self.records
-        whole: FloatArray = np.maximum(device, records) + host
-        if not self.in_halves or sessions < 2:
-            return whole, None
-        on_host = records + host
-        twice = np.maximum(2 * self._device(np.ceil(tokens / 2)), on_host)
-        return whole, np.where(on_host < device, twice, np.inf)
-
     def _of_whole(self, tokens: float, host: float, sessions: int) -> float:
-        """`_ways` of one round, without arrays."""
+        """Of all sessions in one round."""
         return max(self._device_of(tokens), sessions * self.records) + host
 
     def _of_halves(self, tokens: float, host: float, sessions: int) -> float | None:
+        """Of two rounds of half of the sessions each; None: there are none, or they save nothing.
+
+        The host has one half while the device has the other. Where the host takes longer than the
+        device it never waits for it.
+        """
         if not self.in_halves or sessions < 2:
             return None
         on_host = sessions * self.records + host

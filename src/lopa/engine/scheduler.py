@@ -130,10 +130,7 @@ class Scheduler(Engine):
         events = [(session, session.record(seconds)) for session, seconds in spent]
         self.record_seconds = time.perf_counter() - launched
         if one.seconds:
-            brought = sum(session.decoder.brought for session, _ in spent)
-            self._pace.add(brought, one.seconds)
-            if len(one.sessions) == 1:
-                one.sessions[0].decoder.pace.add(brought, one.seconds)
+            self._pace.add(sum(session.decoder.brought for session, _ in spent), one.seconds)
         return events
 
     def _launch(self, now: float) -> None:
@@ -192,8 +189,6 @@ class Scheduler(Engine):
         for session in turn:
             if session in chosen:
                 session.decoder.take(chosen[session], rounds)
-        if len(turn) == 1:
-            return turn, self.cost.of_one(forwarded, branches[0])
         return turn, self.cost(forwarded, branches)
 
     def _choose_branches(self, sessions: list[Session]) -> dict[Session, int]:

@@ -527,7 +527,7 @@ def _same(both: tuple[Tensor, Tensor], layer: int) -> tuple[Tensor, Tensor]:
 
 
 def _drop_graphs(lane: _Lane) -> None:
-    """Those that were captured on tensors that have been replaced."""
+    """All of them: what they were captured on is replaced or closed."""
     if lane.graphs is not None:
         lane.graphs.clear()
 
