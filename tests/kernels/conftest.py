@@ -1,5 +1,3 @@
-"""Kernels run here on the CPU, in Triton's interpreter. It is chosen before they are imported."""
+"""Kernels run here on the CPU, in Triton's interpreter."""
 
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
+import interpreted  # noqa: F401

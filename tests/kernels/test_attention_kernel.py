@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from plain_far_attention import small_chunks
 
+from lopa.kernels.prefix_attention import attend_far
 from lopa.kernels.triton.attention import TILE, Rows, attend, most_tiles, stages_for
 from lopa.runner.attention import Span, reference_batch
 from lopa.runner.kv_cache import PAGE
@@ -25,6 +27,7 @@ def run(
     dim: int,
     splits: int,
     dtype: torch.dtype = torch.float32,
+    far: int = 0,  # tokens of the only case's prefix that are attended to apart
 ) -> None:
     generator = torch.Generator().manual_seed(len(cases) * heads + dim)
 
@@ -66,14 +69,14 @@ def run(
     columns = [torch.tensor(x, dtype=torch.int32) for x in zip(*rows, strict=True)]
     tile_row, tile_at = (torch.tensor(x, dtype=torch.int32) for x in zip(*tiles, strict=True))
     layout = Rows(tile_row, tile_at, *columns, blocks, table.int())
-    ours = attend(q, k, v, cache_k, cache_v, layout, splits=splits)
+    part = attend_far(q, cache_k, cache_v, table[0, : far // PAGE]) if far else None
+    ours = attend(q, k, v, cache_k, cache_v, layout, splits=splits, far=part)
     plain = reference_batch(*(x.float() for x in (q, k, v, cache_k, cache_v)), spans)
     error = (ours.float() - plain).norm() / plain.norm()
     assert error < DTYPES[dtype]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(("splits", "dtype"), [(1, torch.float32), (3, torch.float16)])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim"),
     [(7, 1, 32), (14, 2, 16), (4, 4, 64), (8, 2, 32)],  # group sizes 7, 7, 1, 4
@@ -81,20 +84,20 @@ def run(
 def test_equals_the_equation(
     heads: int, kv_heads: int, dim: int, splits: int, dtype: torch.dtype
 ) -> None:
-    cases: list[Case] = [([16, 16, 24], 70, 70, None), ([5], 0, 0, 4), ([9], 32, 32, 3)]
+    cases: list[Case] = [([8, 8, 10], 70, 70, None), ([5], 0, 0, 4), ([7], 32, 32, 3)]
     run(cases, heads, kv_heads, dim, splits, dtype)
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        ([33], 0, 0, None),  # no prefix
+        ([20], 0, 0, None),  # no prefix
         ([1], 1, 1, None),
         ([8], PAGE, PAGE, None),  # one page
         ([8], PAGE + 1, PAGE + 1, 8),
         ([8], 64, 20, None),  # a window within what is cached
-        ([40, 32], 5, 5, 8),
-        ([13] * 5, 131, 131, None),
+        ([24, 16], 5, 5, 8),
+        ([5] * 5, 131, 131, None),
         ([3], 35 * PAGE + 5, 35 * PAGE + 5, None),  # more pages than are looked up at once
     ],
 )
@@ -106,6 +109,25 @@ def test_odd_shapes(case: Case, dtype: torch.dtype) -> None:
 
 def test_more_pages_than_are_looked_up_at_once_in_each_part() -> None:
     run([([2], 67 * PAGE, 67 * PAGE, None)], 2, 1, 16, 2, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(
+    ("case", "far"),
+    [
+        (([16] * 3, 4 * PAGE, 4 * PAGE, None), 4),  # nothing but the window is left
+        (([16, 9], 4 * PAGE + 5, 4 * PAGE + 5, 8), 4),
+        (([13], 7 * PAGE, 7 * PAGE, None), 2),
+        (([9], 5 * PAGE + 1, 2 * PAGE + 3, None), 2),  # a window within what is cached
+    ],
+)
+def test_a_far_part_is_merged(
+    monkeypatch: pytest.MonkeyPatch, case: Case, far: int, splits: int, dtype: torch.dtype
+) -> None:
+    """far: pages."""
+    small_chunks(monkeypatch)
+    run([case], 14, 2, 16, splits, dtype, far * PAGE)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,19 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plain_far_attention import small_chunks
 from small_automata import balanced, literal
 
 import goldens
 from lopa import LLM, DecodeConfig
 from lopa.decoding.round_cost import RoundCost
 from lopa.engine.scheduler import Scheduler
+from lopa.kernels import prefix_attention
 from lopa.kernels.quantize import quantize
 from lopa.kernels.triton.kv_write import PendingKVWrites
 from lopa.models import checkpoint, sdar_moe
 from lopa.runner import graph_inputs
 from lopa.runner.backend_triton import TritonBackend
 from lopa.runner.batch import make_batch
-from lopa.runner.graphs import GraphCache, common_sizes
+from lopa.runner.graphs import GraphCache
 from lopa.runner.kv_cache import PAGE
 from lopa.runner.paged import PagedRunner
 from lopa.types import Gap, Plan
@@ -36,13 +38,17 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter runs them one by one."""
+def _few_programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The interpreter runs them one by one, most of them for each token."""
+    monkeypatch.setattr(graph_inputs, "PADDING", ((256, 8), *graph_inputs.PADDING[1:]))
     monkeypatch.setattr("lopa.kernels.triton.attention._SMS", 1)
     monkeypatch.setattr("lopa.kernels.triton.routing._ROWS", 32)
     monkeypatch.setattr("lopa.kernels.triton.routing._PAIRS", 128)
     monkeypatch.setattr("lopa.runner.graph_inputs.LayerSizes.writes", 8)
     monkeypatch.setattr("lopa.runner.graph_inputs.LayerSizes.carries", 2)
+    graph_inputs.round_layers.cache_clear()
+    yield
+    graph_inputs.round_layers.cache_clear()
 
 
 def load(name: str) -> LLM:
@@ -217,6 +223,35 @@ def test_a_long_prompt() -> None:
     compare(load("dream_0"), [[5, 6] * 12, [7, 8, 9]], config, prefill_tokens=12)
 
 
+@pytest.mark.parametrize(("backend", "attention"), [(TritonBackend, "block"), (Replayed, "full")])
+def test_the_far_part_of_a_prefix(
+    monkeypatch: pytest.MonkeyPatch, backend: type[TritonBackend], attention: Any
+) -> None:
+    """It grows by a chunk on the way."""
+    small_chunks(monkeypatch, 1)
+    monkeypatch.setattr("lopa.kernels.prefix_attention.is_faster", lambda *given: True)
+    seen: list[int] = []
+    attend_far = prefix_attention.attend_far
+
+    def recorded(q: Any, k: Any, v: Any, pages: torch.Tensor) -> Any:
+        seen.append(len(pages))
+        return attend_far(q, k, v, pages)
+
+    monkeypatch.setattr(prefix_attention, "attend_far", recorded)
+    config = DecodeConfig(
+        branches=1,
+        block_size=4,
+        max_new_tokens=12,
+        threshold=0.0,
+        attention=attention,
+        early_stop=False,
+    )
+    found = compare(load("dream_0"), [[5, 6, 7, 8] * 31], config, backend)
+    assert set(seen) == {1, 2}
+    if isinstance(found, Replayed):
+        assert {sizes.far for sizes in found.graphs.layers} == {0, PAGE, 2 * PAGE}
+
+
 def test_int8() -> None:
     llm = load("dream_0")
     quantize(llm.model, "int8")
@@ -229,7 +264,7 @@ def test_int8() -> None:
 )
 def test_rounds_of_graphs(options: dict[str, Any]) -> None:
     """Layers and head have graphs of their own sizes; the head only where the kernel has it all."""
-    config = DecodeConfig(branches=2, block_size=8, max_new_tokens=16, max_rounds=4, **options)
+    config = DecodeConfig(branches=1, block_size=4, max_new_tokens=8, max_rounds=4, **options)
     backend = compare(load("dream_0"), [[5, 6, 7], [9] * 13], config, Replayed)
     assert isinstance(backend, Replayed)
     assert backend.graphs.layers
@@ -321,13 +356,14 @@ def test_only_the_last_launch_can_be_waited_for() -> None:
 
 def test_graphs_are_dropped_and_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lopa.runner.graphs._MOST_GRAPHS", 1)
-    config = DecodeConfig(branches=1, block_size=8, max_new_tokens=16, max_rounds=4)
+    config = DecodeConfig(branches=1, block_size=4, max_new_tokens=8, max_rounds=4)
     backend = compare(load("dream_0"), [[5, 6, 7], [9] * 40], config, Replayed)
     assert isinstance(backend, Replayed)
     assert len(backend.graphs.layers) == len(backend.graphs.heads) == 1
 
 
-def test_after_a_warm_up_nothing_is_captured() -> None:
+def test_after_a_warm_up_nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_inputs, "PADDING", ((256, 16), *graph_inputs.PADDING[1:]))
     config = DecodeConfig(branches=1, block_size=8, max_new_tokens=8, max_rounds=3)
     captured: list[int] = []
 
@@ -336,19 +372,7 @@ def test_after_a_warm_up_nothing_is_captured() -> None:
             super().warm_up(tokens)
             captured.append(self.graphs.captured)
 
-    backend = compare(load("dream_0"), [[5, 6, 7]], config, Recorded, warmup=64)
+    backend = compare(load("dream_0"), [[5, 6, 7]], config, Recorded, warmup=32)
     assert isinstance(backend, Recorded)
     assert captured == [backend.graphs.captured]
     assert captured[0] > 2
-
-
-def test_a_warm_up_covers_every_size() -> None:
-    group = 7
-    layers, heads = map(set, common_sizes(700, group))
-    generator = np.random.default_rng(0)
-    for _ in range(300):
-        tokens = int(generator.integers(1, 701))
-        rows, wanted = generator.integers(1, [min(16, tokens) + 1, tokens + 1]).tolist()
-        assert graph_inputs.round_layers(tokens, rows, group) in layers
-        assert graph_inputs.HeadSizes(graph_inputs.round_head(wanted), False) in heads
-    assert len(layers) + len(heads) < 40

@@ -217,10 +217,13 @@ def test_the_kernels_of_rounds_are_noted_ahead(tmp_path: Path) -> None:
         assert found["late"] == [], found["model"]
         # Each takes seconds: no two for arguments that are aligned here and not there.
         is_fp32 = "float32" in found["model"]
-        assert found["kernels"]["_attend"] == (2 if is_fp32 else 3), found["model"]
+        # In half precision also for a long prefix
+        assert found["kernels"]["_attend"] == (2 if is_fp32 else 4), found["model"]
+        assert found["kernels"]["_merge"] == (1 if is_fp32 else 2), found["model"]
         only = "_walk" if found["is_whole"] else "_weighted_sum"
-        for kernel in ("_write_kv", "_rotate", "_merge", "_gather", "_finish", only):
+        for kernel in ("_write_kv", "_rotate", "_gather", "_finish", only):
             assert found["kernels"][kernel] == 1, (found["model"], kernel)
     assert models[-1]["kernels"]["_gate_up"] == models[-1]["kernels"]["_down"] == 4  # tile sizes
-    assert [one["error"] for one in models[0]["compiled"]] == [None, None]
+    for found in (models[0], models[-1]):
+        assert [one["error"] for one in found["compiled"]] == [None, None]
     assert models[0]["left"] == 2  # what was compiled is not noted again

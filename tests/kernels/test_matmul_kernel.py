@@ -25,8 +25,7 @@ def test_int8(rows: int, columns: int, inner: int, bias: bool) -> None:
 
 
 @pytest.mark.parametrize("splits", [1, 2, 3, 9])
-@pytest.mark.parametrize("rows", [3, 130])
-@pytest.mark.parametrize("inner", [1000, 1024])
+@pytest.mark.parametrize(("rows", "inner"), [(3, 1000), (3, 1024), (130, 1000)])
 def test_splits_of_the_inner_axis(rows: int, inner: int, splits: int) -> None:
     """Twice, since the first leaves the counters for the second."""
     torch.manual_seed(splits)

@@ -138,38 +138,40 @@ def replay(x: Tensor, weight: Tensor, tiling: GemmTiling, sms: int) -> tuple[Ten
     out, written = torch.zeros(2, tokens, columns, dtype=x.dtype)
 
     def put(token: Tensor, column: Tensor, value: Tensor) -> None:
+        token, column = torch.broadcast_tensors(token, column)
         inside = (token < tokens) & (column < columns)
         place = token[inside], column[inside]
         out[place] = value[inside]
-        written[place] += 1
+        written.index_put_(place, torch.ones((), dtype=x.dtype), accumulate=True)
 
     seen = arrange_rows(weight, gated=tiling.gated).reshape(weight.shape)  # in the order of the map
     weights = F.pad(seen, (0, 0, 0, ROWS))  # zeros outside
     inputs = F.pad(x, (0, 0, 0, 2 * tiling.tokens))
     lane = torch.arange(32)
     high, low = lane // 4, lane % 4
+    # Axes: warp, eight tokens, lane.
+    warp = torch.arange(ROWS // 16)[:, None, None]
+    eight = torch.arange(0, tiling.tokens, 8)[None, :, None]
     for token, row in tiles_of(tiling, tokens, rows, sms):
         sums = weights[row : row + ROWS] @ inputs[token : token + tiling.tokens].T
-        for warp in range(ROWS // 16):
-            for eight in range(0, tiling.tokens, 8):
-                # A thread's sums of wgmma: two tokens, of a row and of the eighth after it.
-                v = [
-                    sums[16 * warp + high + 8 * below, eight + 2 * low + one]
-                    for below in range(2)
-                    for one in range(2)
-                ]
-                if tiling.gated:
-                    transposed = torch.zeros(8, 8, dtype=x.dtype)  # token, column
-                    transposed[2 * low, high] = F.silu(v[0]) * v[2]
-                    transposed[2 * low + 1, high] = F.silu(v[1]) * v[3]
-                    for one in range(2):
-                        at = row // 2 + 8 * warp + 2 * low + one
-                        put(token + eight + high, at, transposed[high, 2 * low + one])
-                else:
-                    at = row + 16 * warp + 2 * high
-                    for one in range(2):
-                        put(token + eight + 2 * low + one, at, v[one])
-                        put(token + eight + 2 * low + one, at + 1, v[2 + one])
+        # A thread's sums of wgmma: two tokens, of a row and of the eighth after it.
+        v = [
+            sums[16 * warp + high + 8 * below, eight + 2 * low + one]
+            for below in range(2)
+            for one in range(2)
+        ]
+        if tiling.gated:
+            transposed = torch.zeros(*v[0].shape[:2], 8, 8, dtype=x.dtype)  # …, token, column
+            transposed[..., 2 * low, high] = F.silu(v[0]) * v[2]
+            transposed[..., 2 * low + 1, high] = F.silu(v[1]) * v[3]
+            for one in range(2):
+                at = row // 2 + 8 * warp + 2 * low + one
+                put(token + eight + high, at, transposed[..., high, 2 * low + one])
+        else:
+            at = row + 16 * warp + 2 * high
+            for one in range(2):
+                put(token + eight + 2 * low + one, at, v[one])
+                put(token + eight + 2 * low + one, at + 1, v[2 + one])
     return out, written
 
 

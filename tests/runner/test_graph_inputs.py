@@ -11,6 +11,7 @@ from lopa.kernels.triton.kv_write import PendingKVWrites
 from lopa.runner import graph_inputs
 from lopa.runner.batch import make_batch
 from lopa.runner.graph_inputs import HostLayerInputs, LayerInputs, LayerSizes
+from lopa.runner.graphs import common_sizes
 from lopa.types import IntArray, Plan
 
 GROUP = 7
@@ -125,3 +126,46 @@ def test_nothing_is_left_of_an_earlier_round() -> None:
     assert [int(part[0]) for part in writes] == [6, 7, 6, 2]
     assert writes.source[1:].eq(-1).all()
     assert writes.carry_source[1:].eq(-1).all()
+
+
+def far_part(*starts: int, cached: int | None = None, rows: int = 8, by_cudnn: bool = True) -> int:
+    """Of a round of so many rows of 64 tokens a plan."""
+    tokens = np.full((rows, 64), 5)
+    plans = [
+        (
+            slot,
+            Plan(
+                1,
+                start,
+                start if cached is None else cached,
+                0,
+                tokens,
+                np.full(rows, start + 64),
+                tokens > 0,
+                None,
+            ),
+        )
+        for slot, start in enumerate(starts)
+    ]
+    return graph_inputs.layer_sizes(make_batch(plans, True), GROUP, by_cudnn=by_cudnn).far
+
+
+def test_the_far_part_of_a_long_prefix_is_left_to_cudnn() -> None:
+    starts = 16383, 16384, 20479, 20480, 32768, 32800
+    assert [far_part(start) for start in starts] == [0, 16384, 16384, 20480, 32768, 32768]
+    assert far_part(30000, cached=20000) == far_part(20000, cached=30000) == 16384
+    assert far_part(32768, rows=1) == 0  # few queries
+    assert far_part(32768, rows=2) == 32768
+    assert far_part(32768, 32768) == 0  # two sequences
+    assert far_part(32768, by_cudnn=False) == 0
+
+
+def test_a_warm_up_covers_every_size() -> None:
+    layers, heads = map(set, common_sizes(700, GROUP))
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        tokens = int(generator.integers(1, 701))
+        rows, wanted = generator.integers(1, [min(16, tokens) + 1, tokens + 1]).tolist()
+        assert graph_inputs.round_layers(tokens, rows, GROUP) in layers
+        assert graph_inputs.HeadSizes(graph_inputs.round_head(wanted), False) in heads
+    assert len(layers) + len(heads) < 40

@@ -109,9 +109,11 @@ class SteadyRounds:
         while len(self._whole) < wanted:
             before = len(self._whole)
             for found, seconds in self._session(timed):
-                if self._is_full(found) and len(self._whole) < wanted:
+                if self._is_full(found):
                     forward = timed.seconds[-1]
                     self._add(found, seconds, ForwardTime(seconds - forward, forward))
+                if len(self._whole) == wanted:
+                    break
             self._check_more_than(before)
 
     def _time_ahead(self, runner: Runner, timer: DeviceTimer, rounds: int) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from lopa.config import DecodeConfig
 from lopa.grammar.token_automaton import FORBIDDEN, TokenAutomaton
-from lopa.kernels import compilation
+from lopa.kernels import compilation, prefix_attention
 from lopa.kernels.compilation import Compiled
 from lopa.kernels.fast_linear import input_dtype, linear, logits, swiglu
 from lopa.kernels.fast_mixture import experts_dtype, mixture
@@ -45,7 +45,7 @@ from lopa.runner.backend_torch import Found, PendingStats, TorchBackend
 from lopa.runner.batch import Batch, make_batch
 from lopa.runner.constrained import keep_filled
 from lopa.runner.device_automaton import lattice_rows, tables_of
-from lopa.runner.graph_inputs import HeadInputs, HeadSizes, LayerInputs
+from lopa.runner.graph_inputs import HeadInputs, HeadSizes, LayerInputs, LayerSizes
 from lopa.runner.graphs import GraphCache, common_sizes
 from lopa.runner.kv_cache import PAGE, KVCache, pages_for
 from lopa.types import Automaton, Constraint, IntArray, Plan
@@ -85,6 +85,7 @@ class TritonBackend(TorchBackend):
             if isinstance(layer.feed_forward, Mixture)
         }
         self._vocabulary = _vocabulary_part(model)
+        self._by_cudnn = prefix_attention.is_faster(self.device, self.dtype, config.head_dim)
         self.is_async = graphs and self.device.type == "cuda"
         self.padding = graph_inputs.PADDING
         self._lanes = [self._new_lane(None)]
@@ -149,13 +150,14 @@ class TritonBackend(TorchBackend):
     ) -> IntArray | None:
         """Launch the layers and the head: where its result will be; None: by torch."""
         graphs.wait()  # for the last forward: its buffers are filled again
-        sizes = graph_inputs.layer_sizes(batch, self._group)
+        sizes = self._layer_sizes(batch)
         if sizes not in graphs.layers:
             self._ensure_staging(lane, sizes.tokens)
             self._flush(lane)  # the trial run before a capture overwrites what is staged
         elif lane.pending is not None and not sizes.fit(lane.pending):
             self._flush(lane)
-        layers = graphs.layer_graph(sizes, partial(self._write_and_run_layers, lane))
+        run = partial(self._write_and_run_layers, lane, far=sizes.far)
+        layers = graphs.layer_graph(sizes, run)
         layers.inputs.fill(batch, lane.pending, self._group)
         lane.pending = None
         if self.timer is not None:
@@ -182,7 +184,7 @@ class TritonBackend(TorchBackend):
         """Without graphs."""
         inputs = graph_inputs.layers_on(self.device, batch, self._group)
         self._ensure_staging(lane, len(inputs.tokens))
-        self._run_layers(lane, inputs)
+        self._run_layers(lane, inputs, self._layer_sizes(batch).far)
         sizes, out = self._head_sizes(batch, configs), None
         if sizes is not None and batch.is_constrained:
             on_host = torch.empty(3, sizes.wanted, dtype=torch.int32)
@@ -192,6 +194,9 @@ class TritonBackend(TorchBackend):
             head = graph_inputs.head_on(self.device, batch, configs, sizes)
             out = self._run_head(lane, head, sizes).cpu().numpy()
         return self._found(lane, out, batch, configs)
+
+    def _layer_sizes(self, batch: Batch) -> LayerSizes:
+        return graph_inputs.layer_sizes(batch, self._group, by_cudnn=self._by_cudnn)
 
     def _head_sizes(self, batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes | None:
         """None where the head is left to torch."""
@@ -299,14 +304,16 @@ class TritonBackend(TorchBackend):
         lane, config = self._lanes[0], self.model.config
         layers, heads = common_sizes(_USUAL_TOKENS, self._group)
         more = [1 << n for n in range(_USUAL_TOKENS.bit_length(), tokens.bit_length())]
-        for sizes in [*layers, *(graph_inputs.round_layers(n, 1, self._group) for n in more)]:
+        layers += [graph_inputs.round_layers(n, 1, self._group) for n in more]
+        for sizes in [*layers, *self._with_far_part(layers)]:
             buffer = graph_inputs.layer_buffer(sizes).to(self.device)
             inputs = graph_inputs.split_layers(buffer, sizes)
             self._write_kv(lane, graph_inputs.pending_writes(inputs))
             shape = 2, sizes.tokens, config.kv_heads, config.head_dim
             keys, values = torch.empty(shape, dtype=self.dtype, device=self.device)
             stage = partial(_same, (keys, values))
-            for _ in self._fused_layers(inputs, stage, only=self._some_layers()):
+            only = self._some_layers()
+            for _ in self._fused_layers(inputs, stage, only=only, far=sizes.far):
                 pass
         if sampling:
             heads.append(heads[-1]._replace(sampling=True))
@@ -318,6 +325,12 @@ class TritonBackend(TorchBackend):
             self._note_lattice(lane, 0.0)
         if fitting and sampling:
             self._note_lattice(lane, 1.0)
+
+    def _with_far_part(self, sizes: Sequence[LayerSizes]) -> list[LayerSizes]:
+        """The fewest and the most tokens of which a part of the longest prefix is left to cuDNN."""
+        longest = self.table.shape[1] * PAGE if self._by_cudnn else 0
+        found = sorted(s for s in sizes if prefix_attention.far_tokens(longest, s.tokens))
+        return [s._replace(far=prefix_attention.CHUNK) for s in found[:1] + found[-1:]]
 
     def _note_lattice(self, lane: _Lane, temperature: float) -> None:
         """Of a row that may be any text."""
@@ -360,15 +373,15 @@ class TritonBackend(TorchBackend):
 
     # -- on the device ------------------------------------------------------------------------
 
-    def _write_and_run_layers(self, lane: _Lane, inputs: LayerInputs[Tensor]) -> None:
+    def _write_and_run_layers(self, lane: _Lane, inputs: LayerInputs[Tensor], far: int = 0) -> None:
         self._write_kv(lane, graph_inputs.pending_writes(inputs))
-        self._run_layers(lane, inputs)
+        self._run_layers(lane, inputs, far)
 
-    def _run_layers(self, lane: _Lane, inputs: LayerInputs[Tensor]) -> None:
+    def _run_layers(self, lane: _Lane, inputs: LayerInputs[Tensor], far: int = 0) -> None:
         """Stages keys, values and hidden states."""
         count = len(inputs.tokens)
         keys, values = lane.staged.keys[:, :count], lane.staged.values[:, :count]
-        *_, hidden = self._fused_layers(inputs, lambda layer: (keys[layer], values[layer]))
+        *_, hidden = self._fused_layers(inputs, lambda layer: (keys[layer], values[layer]), far=far)
         lane.staged.hidden[:count] = hidden
 
     def _run_head(self, lane: _Lane, inputs: HeadInputs[Tensor], sizes: HeadSizes) -> Tensor:
@@ -458,15 +471,18 @@ class TritonBackend(TorchBackend):
         stage: Callable[[int], tuple[Tensor, Tensor]],
         whole: int | None = None,
         only: Sequence[int] | None = None,
+        far: int = 0,
     ) -> Iterator[Tensor]:
         """The residual stream after each layer, then the normed hidden states.
 
         stage: where the keys and values of a layer go. whole: tokens of one row that all see each
-        other and nothing else, without the padding. only: these layers.
+        other and nothing else, without the padding. only: these layers. far: tokens of the prefix
+        that are left to cuDNN, if all rows are of one sequence.
         """
         config, sum_parts = self.model.config, self.model.sum_parts
         count, heads, dim = len(inputs.tokens), config.heads, config.head_dim
         rows = graph_inputs.attention_rows(inputs, self.table)
+        pages = rows.table[:, : far // PAGE].index_select(0, rows.slot[:1])[0] if far else None
         cos, sin = self._cos[inputs.positions], self._sin[inputs.positions]
         x = self.model.embedding(inputs.tokens)
         layers: list[Layer] = list(self.model.layers)  # type: ignore[arg-type]
@@ -487,7 +503,8 @@ class TritonBackend(TorchBackend):
             q = qkv.view(count, -1, dim)[:, :heads]
             cache = self.kv_cache.keys[index], self.kv_cache.values[index]
             if whole is None:
-                mixed = attend(q, keys, values, *cache, rows)
+                part = None if pages is None else prefix_attention.attend_far(q, *cache, pages)
+                mixed = attend(q, keys, values, *cache, rows, far=part)
             else:
                 mixed = attend_whole(q, keys, values, whole)
             out = sum_parts(linear(attention.out, mixed.view(count, heads * dim)))

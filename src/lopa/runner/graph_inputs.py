@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lopa.config import DecodeConfig
+from lopa.kernels.prefix_attention import far_tokens
 from lopa.kernels.triton.attention import TILE, Rows, most_tiles
 from lopa.kernels.triton.confidence import RANKINGS
 from lopa.kernels.triton.kv_write import PendingKVWrites
@@ -37,6 +38,7 @@ class LayerSizes(NamedTuple):
     tokens: int
     rows: int
     tiles: int  # of attention
+    far: int = 0  # exactly so many tokens of the prefix are left to cuDNN
 
     @property
     def writes(self) -> int:
@@ -88,8 +90,15 @@ class HeadInputs(NamedTuple, Generic[_A]):
     never: _A  # [N, sizes.never]
 
 
-def layer_sizes(batch: Batch, group: int) -> LayerSizes:
-    return round_layers(batch.size, len(batch.metadata.row_begin), group)
+def layer_sizes(batch: Batch, group: int, *, by_cudnn: bool = False) -> LayerSizes:
+    """by_cudnn: the far part of one sequence's long prefix."""
+    metadata = batch.metadata
+    sizes = round_layers(batch.size, len(metadata.row_begin), group)
+    if not by_cudnn or len(batch.plans) > 1:
+        return sizes
+    prefix = min(metadata.row_cached[0], metadata.row_start[0])  # of all rows, whole
+    far = far_tokens(int(prefix), sizes.tokens)
+    return sizes._replace(far=far) if far else sizes
 
 
 @lru_cache(maxsize=1024)  # looked up before every launch
@@ -301,6 +310,6 @@ def _head_lengths(sizes: HeadSizes) -> list[int]:
 
 
 def _lengths(sizes: LayerSizes) -> list[int]:
-    tokens, rows, tiles = sizes
+    tokens, rows, tiles, _ = sizes
     pending = [sizes.writes] * 2 + [sizes.carries] * 2
     return [tokens] * 3 + [tiles] * 2 + [rows] * 5 + pending + [1]

@@ -3,7 +3,8 @@
 The queries of a row and one key head, L · group of them, are folded into one axis that is split
 into tiles, so any group size fills the tensor cores. A tile loops over the pages by the page table,
 then over its row's window, with a running softmax. With few tiles the keys are split over several
-programs, whose parts a second kernel merges by their log-sum-exp.
+programs, whose parts a second kernel merges by their log-sum-exp. The far part of a long prefix
+can be left to cuDNN (`lopa.kernels.prefix_attention`): then it is merged there too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lopa.kernels import PAGE
+from lopa.kernels.prefix_attention import FarPart
 from lopa.kernels.triton.shared_memory import shared_memory, stages_that_fit
 
 TILE = 64  # folded queries per program
@@ -56,8 +58,8 @@ def _softmax_step(scores, values, scale, best, total, mixed, PRECISE: tl.constex
     return new, total, mixed
 
 
-# By value, so that a kernel serves every number of splits
-@triton.jit(do_not_specialize=["splits"])
+# By value, so that a kernel serves every number of splits and of pages
+@triton.jit(do_not_specialize=["splits", "far_pages"])
 def _attend(
     q,  # [T, heads, D], token stride given
     k,  # [T, kv_heads, D], token stride given
@@ -84,6 +86,7 @@ def _attend(
     k_stride,
     v_stride,
     splits,
+    far_pages,  # that are left out
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
@@ -127,8 +130,8 @@ def _attend(
     # This split's share of the pages.
     inside_page = tl.arange(0, PAGE)
     count = tl.cdiv(cached, PAGE)
-    share = tl.cdiv(count, splits) if SPLIT else count
-    first = split * share
+    share = tl.cdiv(count - far_pages, splits) if SPLIT else count
+    first = far_pages + split * share
     last = tl.minimum(first + share, count)
     if not PRECISE:  # not in fp32, which is for checks and slow to compile
         # Whole pages before the window, without masks. Their indices are loaded outside the inner
@@ -186,11 +189,22 @@ def _attend(
         tl.store(lse + place, level, mask=live)
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["splits", "chunks"])
 def _merge(
-    parts, lse, out, count, splits, D: tl.constexpr, MOST_SPLITS: tl.constexpr, ROWS: tl.constexpr
+    parts,  # [splits, count, D] in fp32; count = T · heads
+    lse,  # [splits, count] in fp32, log2
+    far,  # [chunks, count, D]
+    far_lse,  # [chunks, heads, T] in fp32, natural
+    out,  # [count, D]
+    count,
+    splits,
+    chunks,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
+    FAR: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """parts [splits, count, D] in fp32 → out [count, D]; count = T · heads."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     live = row < count
     dims = tl.arange(0, D)
@@ -213,6 +227,19 @@ def _merge(
         )
         total += weight
         mixed += part * weight[:, None]
+    if FAR:
+        far_level = far_lse + row % HEADS * (count // HEADS) + row // HEADS
+        far_part = far + row.to(tl.int64)[:, None] * D + dims[None, :]
+        for _ in tl.range(0, chunks):
+            level = tl.load(far_level, mask=live, other=0.0) * 1.4426950408889634
+            part = tl.load(far_part, mask=live[:, None], other=0.0).to(tl.float32)
+            new = tl.maximum(best, level)
+            rescale, weight = tl.exp2(best - new), tl.exp2(level - new)
+            total = total * rescale + weight
+            mixed = mixed * rescale[:, None] + part * weight[:, None]
+            best = new
+            far_level += count
+            far_part += count * D
     mixed = mixed / tl.where(live, total, 1.0)[:, None]
     tl.store(
         out + row.to(tl.int64)[:, None] * D + dims[None, :],
@@ -230,10 +257,12 @@ def attend(
     rows: Rows,
     *,
     splits: int | None = None,
+    far: FarPart | None = None,
 ) -> Tensor:
-    """[T, heads, D]. Tokens that no tile covers (padding) are left unwritten.
+    """[T, heads, D]. Tokens that no tile covers (padding) are left unwritten, or hold anything.
 
-    splits: of the keys; by default as many as fill the device.
+    splits: of the keys; by default as many as fill the device. far: what all rows see of the first
+    pages, which are left out here.
     """
     tokens, heads, dim = q.shape
     kv_heads = k.shape[1]
@@ -244,7 +273,8 @@ def attend(
         raise ValueError("the heads of a token must lie side by side")
     out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
     parts, lse, is_precise = out, out, q.dtype is torch.float32
-    if splits > 1:
+    is_split = splits > 1 or far is not None
+    if is_split:
         parts = torch.empty(splits, tokens, heads, dim, dtype=torch.float32, device=q.device)
         lse = torch.empty(splits, tokens, heads, dtype=torch.float32, device=q.device)
     paged = [
@@ -270,23 +300,34 @@ def attend(
         k.stride(0),
         v.stride(0),
         splits,
+        0 if far is None else far.pages,
         HEADS=heads,
         KV_HEADS=kv_heads,
         D=dim,
         PAGE=PAGE,
         TILE=TILE,
-        SPLIT=splits > 1,
+        SPLIT=is_split,
         LOOKED_UP=_LOOKED_UP,
         PRECISE=is_precise,
         # In fp32 the products are unrolled: fewer warps spill registers and take long to compile.
         num_warps=16 if is_precise else 4,
         num_stages=1 if is_precise else stages,
     )
-    if splits > 1:
+    if is_split:
         count = tokens * heads
-        most = max(splits, _MOST_SPLITS)
         _merge[(triton.cdiv(count, 8),)](
-            parts, lse, out, count, splits, D=dim, MOST_SPLITS=most, ROWS=8
+            parts,
+            lse,
+            *(parts, lse) if far is None else far,
+            out,
+            count,
+            splits,
+            0 if far is None else len(far.mixed),
+            HEADS=heads,
+            D=dim,
+            MOST_SPLITS=max(splits, _MOST_SPLITS),
+            FAR=far is not None,
+            ROWS=8,
         )
     return out
 
