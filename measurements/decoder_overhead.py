@@ -32,7 +32,7 @@ def made_up(rng: np.random.Generator, plan: Plan, fill_share: float) -> Stats:
     ranking = np.log(max_prob + 1e-6).astype(np.float32)
     columns = plan.start + plan.wanted.nonzero()[1]
     token = np.where(rng.random(shape) < SAME_SHARE, columns, rng.integers(0, VOCAB, shape))
-    return Stats(token, max_prob, ranking)
+    return Stats(token, max_prob.astype(np.float64), ranking.astype(np.float64))  # as runners do
 
 
 def measure(accept: AcceptName, branches: int, runs: int, seed: int) -> list[float]:

@@ -88,7 +88,7 @@ def main() -> None:
     rng = np.random.default_rng(options.seed)
     every = np.concatenate([rng.permutation(task)[:count] for task in tasks])
     weights, bias = logistic(every[:, :-1], every[:, -1])
-    print(f"WEIGHTS = ({', '.join(f'{w:.2f}' for w in weights)})\nBIAS = {bias:.2f}")
+    print(f"WEIGHTS = np.array(({', '.join(f'{w:.2f}' for w in weights)}))\nBIAS = {bias:.2f}")
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def test_what_branches_usually_add_is_spent_at_the_best_rate(plain: float, slope
 
 
 def test_a_first_branch_whose_token_is_confident_is_worth_less() -> None:
-    cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.55)))
+    cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.75)))
     probs = (0.2, 0.95, 1.0000001)
     chosen = {prob: choice(BranchBudget("score"), cost, Pace(), prob, 1) for prob in probs}
     assert chosen == {0.2: 1, 0.95: 0, 1.0000001: 0}
@@ -180,9 +180,9 @@ def test_refused_branches_are_no_winners_of_fewer() -> None:
     budget = BranchBudget("score")
     scores = np.array([3.0, 5.0, 1.0, 0.5])  # the anchor last
     selection = Selection(2, scores, {0: "why", 1: "why"})
-    assert budget.winners(selection.allowed.tolist()) == [3, 3, 2]
+    assert budget.winners(selection.allowed) == [3, 3, 2]
     everyone = Selection(3, scores, dict.fromkeys(range(3), "why"))
-    assert budget.winners(everyone.allowed.tolist()) == [3, 3, 3]
+    assert budget.winners(everyone.allowed) == [3, 3, 3]
 
 
 @pytest.mark.usefixtures("every_round")

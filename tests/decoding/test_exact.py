@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import zlib
+from array import array
+from functools import cache
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from made_up import EOS, MASK, MadeUp, new_decoder
 
 from lopa.config import DecodeConfig
 from lopa.decoding.decoder import Decoder
-from lopa.decoding.exact_drafts import bits, likely_sets
+from lopa.decoding.exact_drafts import bits, candidates, likely_sets
 from lopa.decoding.policy import ExactPolicy
 from lopa.decoding.round_view import Anchor
 from lopa.types import Draft, Lookahead, Plan, Round, Stats
@@ -28,6 +30,16 @@ WINDOWS = [
 ]
 
 
+@cache
+def checksum(numbers: tuple[int, ...]) -> int:
+    return zlib.crc32(array("q", numbers).tobytes())
+
+
+@cache
+def known_share(row: tuple[int, ...]) -> float:
+    return 1 - row.count(MASK) / len(row)
+
+
 class SmoothlyMadeUp(MadeUp):
     """As a model is: a function of what a row attends to, and mostly as it was the round before.
 
@@ -42,19 +54,19 @@ class SmoothlyMadeUp(MadeUp):
 
     def stats(self, decoder: Decoder, plan: Plan) -> Stats:
         found = []
-        for r, c in zip(*np.nonzero(plan.wanted), strict=True):
+        before = tuple(decoder.tokens[: plan.start].tolist())
+        for r in range(len(plan.rows)):
             end = int(plan.row_ends[r])
-            row = plan.rows[r, : end - plan.start].tolist()
-            position = plan.start + int(c)
-            if plan.block_ids is None:
-                # Cached positions within the row's own window are not read.
-                others = [self.cache[p] for p in range(plan.cached) if not plan.start <= p < end]
-                found.append(self._predict(others, row, int(c), position))
-            else:
-                before = decoder.tokens[: plan.start].tolist()
-                own = plan.block_ids[: len(row)] <= plan.block_ids[c]
-                seen = [*before, *np.array(row)[own].tolist()]
-                found.append(self._predict([], seen, position, position))
+            row = tuple(plan.rows[r, : end - plan.start].tolist())
+            # Cached positions within the row's own window are not read.
+            others = tuple(self.cache[p] for p in range(plan.cached) if not plan.start <= p < end)
+            for c in plan.wanted[r].nonzero()[0].tolist():
+                position = plan.start + c
+                if plan.block_ids is None:
+                    found.append(self._predict(others, row, c, position))
+                else:
+                    own = np.count_nonzero(plan.block_ids[: len(row)] <= plan.block_ids[c])
+                    found.append(self._predict((), before + row[:own], position, position))
         token, max_prob, ranking = zip(*found, strict=True)
         return Stats(np.array(token), np.array(max_prob), np.array(ranking))
 
@@ -63,13 +75,12 @@ class SmoothlyMadeUp(MadeUp):
         self.cache |= dict.fromkeys(range(plan.start, plan.start + plan.commit), seen)
 
     def _predict(
-        self, others: list[int], row: list[int], column: int, position: int
+        self, others: tuple[int, ...], row: tuple[int, ...], column: int, position: int
     ) -> tuple[int, float, float]:
         nearby = [t for t in row[max(0, column - 2) : column + 3] if t != MASK]
-        far = zlib.crc32(np.array([*others, *row], np.int64).tobytes())
+        far, known = checksum((*others, *row)), known_share(row)
         base = self.at(0, (position,), position)
         near = self.at(0, tuple(nearby), position)
-        known = sum(token != MASK for token in row) / len(row)
         probability = 0.6 * base[1] + 0.25 * near[1] + 0.1 * known
         probability = min(0.999, probability + 0.1 * self.at(0, (far,), position)[1])
         token = near[0] if near[1] > 0.85 else base[0]
@@ -119,7 +130,7 @@ class GoodAndBadGuesses(ExactPolicy):
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_tokens_are_those_of_no_branches(window: dict[str, object], shift: bool) -> None:
     saved = 0
-    for seed in range(6):
+    for seed in range(3):
         eos_share = 0.1 if seed % 2 else 0.0
         settings = {"max_new_tokens": 24, "threshold": 0.7, **window}
         source = SmoothlyMadeUp(seed, eos_share=eos_share)
@@ -169,6 +180,70 @@ def test_likely_sets_against_all_sets(seed: int) -> None:
     for value, members in found:
         inside = np.isin(np.arange(7), list(bits(members)))
         assert value == pytest.approx(float(np.where(inside, chance, 1 - chance).prod()))
+
+
+def test_likely_sets_by_several_odds() -> None:
+    odds = np.random.default_rng(0).normal(size=(3, 40)) * 2
+    each = [found for row in odds for found in likely_sets(row, 8)]
+    assert list(likely_sets(odds, 8)) == each
+
+
+class Checked(ExactPolicy):
+    """Compares what is found out for all masks at once with the plain definition."""
+
+    compared = 0
+
+    def spawn(self, anchor: Anchor) -> list[Draft]:
+        view, free = anchor.view, anchor.free.nonzero()[0].tolist()
+        # Of all rows: the one that has the most of the new anchor's tokens, and no others.
+        fitting = [
+            (len(draft), row == anchor.row, -row)
+            for row, draft in enumerate([*anchor.drafts, ()])
+            if all(
+                a.position - view.offset < len(anchor.tokens)
+                and anchor.tokens[a.position - view.offset] == a.token
+                for a in draft
+            )
+        ]
+        best = -max(fitting)[-1]
+        placed = [a.position - view.offset for a in [*anchor.drafts, ()][best]]
+        seen = {c for c, masked in enumerate(view.masks[-1]) if not masked} | {*placed}
+        new = {*range(len(anchor.tokens))} - seen - {*free}
+
+        found = candidates(anchor, self.config.threshold)
+        assert found.columns.tolist() == free
+        for index, column in enumerate(free):
+            row = best if view.masks[best, column] else anchor.row
+            assert found.token[index] == view.token[row, column]
+            assert found.max_prob[index] == view.max_prob[row, column]
+            assert found.ranking[index] == view.ranking[row, column]
+            prob = min(max(view.max_prob[row, column], 0.001), 0.999)
+            odds = prob / (1 - prob) / (self.config.threshold / (1 - self.config.threshold))
+            distance = min([view.size, *(abs(column - c) for c in new)])
+            left = float(column == 0 or column - 1 not in free)
+            features = [np.log(odds), np.exp(-distance / 2), left, np.log(1 + index)]
+            assert found.features[index].tolist() == pytest.approx(features)
+        drafts = super().spawn(anchor)
+        for draft in drafts:
+            assert [a.position for a in draft] == sorted({a.position for a in draft})
+            for ahead in draft:
+                index = free.index(ahead.position - view.offset)
+                assert ahead.token == found.token[index]
+                assert ahead.confidence == found.ranking[index]
+                assert ahead.max_prob == found.max_prob[index]
+            # A fully activated block with masks has a fill.
+            filled = {(a.position - view.offset) // view.size for a in draft}
+            open_blocks = {column // view.size for column in free}
+            assert filled >= open_blocks & {*anchor.may_force.nonzero()[0].tolist()}
+        type(self).compared += len(drafts)
+        return drafts
+
+
+def test_candidates_against_the_plain_definition() -> None:
+    for seed in range(4):
+        config = DecodeConfig(accept="exact", max_new_tokens=24, threshold=0.7, **WINDOWS[seed % 2])
+        run(new_decoder(config, policy=Checked(config)), SmoothlyMadeUp(seed, eos_share=0.05))
+    assert Checked.compared > 50
 
 
 def test_eos_is_a_lookahead_like_any_other() -> None:

@@ -170,7 +170,7 @@ def test_whether_the_first_would_win_alone(seed: int) -> None:
     masks, is_eos = rng.random((4, 6)) < 0.8, rng.random((4, 6)) < 0.1
     ahead: list[Draft] = [(Lookahead(i, 0, 0.0, float(p)),) for i, p in enumerate(rng.random(3))]
     config = DecodeConfig(threshold=0.9, accept="score")
-    scores = lookahead.score(view_at(masks, found, is_eos), ahead, config)
+    scores = lookahead.score(view_at(masks, found, is_eos), ahead, config).tolist()
     pair = [0, 3]
     two = view_at(masks[pair], found[pair], is_eos[pair])
     alone = lookahead.score(two, ahead[:1], config)

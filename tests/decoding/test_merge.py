@@ -45,7 +45,7 @@ def merged(
     token[~masks], max_prob[~masks] = -1, np.nan
     view = RoundView(OFFSET, 3, masks, token, max_prob, max_prob, [EOS])
     drafts: list[Draft] = [(Lookahead(OFFSET + r, r, -1.0, 0.4),) for r in range(len(rows))]
-    allowed = np.array([*scores[: len(rows)], 0.0])
+    allowed = [*scores[: len(rows)], 0.0]
     found = merge(view, drafts, allowed, winner, CONFIG)
     return None if found is None else found.nonzero()[0].tolist()
 
@@ -126,6 +126,69 @@ def test_rows_of_different_length() -> None:
     assert merged({4: (4, 0.95)}, {}, ends=(6, 3, 6)) == [1]
     # A lookahead token that the winner cannot predict.
     assert merged({}, {}, {}, ends=(2, 6, 6, 6)) == [1]
+
+
+def plainly_merged(
+    view: RoundView, drafts: list[Draft], allowed: list[float], winner: int
+) -> list[int] | None:
+    """By the definition, column by column; the drafts are at one column each."""
+
+    def predicts(row: int, column: int, token: int) -> bool:
+        return view.token[row, column] == token and view.max_prob[row, column] > CONFIG.agreement
+
+    def confident(row: int, column: int) -> bool:
+        above = view.max_prob[row, column] > np.float32(CONFIG.threshold)
+        return bool(above) and view.token[row, column] != EOS
+
+    placed = [(ahead.position - view.offset, ahead.token) for (ahead,) in drafts]
+    joined, added = [winner], set()
+    for row in sorted(range(len(drafts)), key=lambda row: -allowed[row]):
+        if row == winner or allowed[row] == -np.inf:
+            continue
+        if not all(predicts(b, *placed[row]) and predicts(row, *placed[b]) for b in joined):
+            continue
+        masks = view.masks[row].nonzero()[0].tolist()
+        if any(
+            confident(b, c) and view.token[b, c] != view.token[row, c]
+            for b in joined
+            for c in masks
+        ):
+            continue
+        for c in masks:
+            if confident(row, c) and all(predicts(b, c, view.token[row, c]) for b in joined):
+                added.add(c)
+        added.add(placed[row][0])
+        joined.append(row)
+    return sorted(added) if added else None
+
+
+def test_against_the_plain_definition() -> None:
+    sizes = set()
+    for seed in range(400):
+        rng = np.random.default_rng(seed)
+        branches, columns = int(rng.integers(2, 9)), 12
+        shape = branches + 1, columns
+        token = np.where(rng.random(shape) < 0.95, np.arange(columns), rng.integers(0, 5, shape))
+        token[rng.random(shape) < 0.03] = EOS
+        max_prob = np.round(rng.random(shape) ** 0.5, 2)
+        ends = rng.choice([8, 12, 12], size=(branches + 1, 1))
+        masks = (rng.random(columns) < 0.9) & (np.arange(columns) < ends)
+        places = rng.choice(columns, size=branches, replace=False).tolist()
+        for row, column in enumerate(places):
+            masks[row, column] = False
+        token[~masks], max_prob[~masks] = -1, np.nan
+        view = RoundView(OFFSET, 4, masks, token, max_prob, max_prob, [EOS])
+        drafts: list[Draft] = [(Lookahead(OFFSET + c, c, -1.0, 0.4),) for c in places]
+        scores = rng.integers(0, 4, branches + 1).astype(np.float64)
+        scores[:-1][rng.random(branches) < 0.1] = -np.inf
+        winner = int(scores.argmax())
+        found = merge(view, drafts, scores.tolist(), winner, CONFIG)
+        expected = None
+        if winner < branches:
+            expected = plainly_merged(view, drafts, scores.tolist(), winner)
+        assert (None if found is None else found.nonzero()[0].tolist()) == expected
+        sizes.add(0 if expected is None else len(expected))
+    assert sizes >= {0, 1, 2, 3, 4}
 
 
 def filled(chosen: list[int], forced: list[int]) -> Filled:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from lopa.decoding.answer_state import AnswerState
 from lopa.decoding.branch_budget import PRIOR_TOKENS, BranchBudget
 from lopa.decoding.fill import FillRule, with_others
 from lopa.decoding.length_search import LengthSearch, canvas_of
-from lopa.decoding.outcome import Outcome
+from lopa.decoding.outcome import Fills, Outcome
 from lopa.decoding.policy import LookaheadPolicy, make_policy
 from lopa.decoding.record import make_record
 from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
@@ -36,8 +35,6 @@ from lopa.types import (
     Round,
     Stats,
 )
-
-_NOTHING: IntArray = np.empty(0, np.int64)
 
 
 class Decoder:
@@ -207,26 +204,31 @@ class Decoder:
         if self._offer is not None:
             self.take(*allocate([self._offer], self.cost, self.pace))
         size, base = self.window.size, self.window.base
-        has_eos = [self.has_eos or any(a.token in self.eos_ids for a in d) for d in self.drafts]
-        has_eos.append(self.has_eos)
-        blocks = [[(a.position - base) // size for a in d] for d in self.drafts]
+        has_eos = [self.has_eos] * (len(self.drafts) + 1)
+        blocks: list[list[int]] = [[] for _ in self.drafts]
+        for row, draft in enumerate(self.drafts):
+            for ahead in draft:
+                has_eos[row] |= ahead.token in self.eos_ids
+                blocks[row].append((ahead.position - base) // size)
         frame = self.window.open(self._open, blocks, self._ends(has_eos))
         assert frame is not None  # else `choose` has ended it
         self.round += 1
 
         end = max(frame.row_ends)
         row_ends = np.array(frame.row_ends)
-        rows = self.tokens[None, frame.start : end].repeat(len(has_eos), axis=0)
+        rows = np.empty((len(has_eos), end - frame.start), np.int64)
+        rows[:] = self.tokens[frame.start : end]
         for row, draft in enumerate(self.drafts):
-            for placed in draft:
-                rows[row, placed.position - frame.start] = placed.token
+            for ahead in draft:
+                rows[row, ahead.position - frame.start] = ahead.token
         wanted = rows == self.mask_id
         if self.config.edits:
             changeable = ~self._pinned[frame.start : end]
             changeable[: max(0, base + frame.first * size - frame.start)] = False
             wanted[:] = changeable
-        if min(frame.row_ends) != end:
-            wanted &= np.arange(frame.start, end) < row_ends[:, None]
+        for row, row_end in enumerate(frame.row_ends):
+            if row_end < end:
+                wanted[row, row_end - frame.start :] = False
         if self.config.window == "blocks":  # the masks behind the block are only context
             wanted[:, base + (frame.first + 1) * size - frame.start :] = False
         block_ids = None
@@ -278,9 +280,9 @@ class Decoder:
         fills = self._fill(view, frame, winner, None if selection is None else selection.merged)
         chain = [winner]
         if self.config.accept == "exact" and drafts:
-            once = replace(frame, commit=0)  # what the round commits is committed by now
             while (row := self._reached(plan, frame)) is not None:
-                fills = self._fill(view, once, row)
+                # What the round commits is committed by now.
+                fills = self._fill(view, replace(frame, commit=0), row)
                 chain.append(row)
             winner = chain[-1]
         self._plan = self._frame = None
@@ -315,20 +317,16 @@ class Decoder:
         self._outcome = Outcome(
             plan=plan,
             frame=frame,
+            stats=stats,
             view=view,
             drafts=drafts,
             has_eos=self._eos_rows,
             selection=selection,
             winner=winner,
             chain=chain,
-            masks=fills.masks,
-            columns=fills.columns,
-            edited=fills.edited,
-            forced=fills.forced,
-            merged=fills.merged,
+            fills=fills,
             spawned=self.drafts,
             fill_rule=self.fill_rule,
-            step=fills.step,
             prompt=self.prompt,
             offer=taken,
             is_held=was_held,
@@ -346,9 +344,9 @@ class Decoder:
         outcome, self._outcome = self._outcome, None
         if outcome is None:
             raise RuntimeError("a record without a round")
-        columns, end = outcome.columns, self.first_eos
+        columns, end = outcome.fills.columns, self.first_eos
         if end is not None:  # tokens behind it do not count
-            columns = columns[columns <= self.prompt + end - outcome.view.offset]
+            columns = [c for c in columns if c <= self.prompt + end - outcome.view.offset]
         self.brought = len(columns) + outcome.placed
         if self.budget is not None:
             self.budget.observe(outcome)
@@ -359,7 +357,7 @@ class Decoder:
         offer = outcome.offer
         self.expected_gain = 0.0 if offer is None else offer.gain_of(len(outcome.drafts))
         self.policy.observe(outcome)
-        blocks = self.window.block_views(outcome.frame, outcome.winner, outcome.masks)
+        blocks = self.window.block_views(outcome.frame, outcome.winner, outcome.fills.masks)
         return make_record(outcome, blocks)
 
     def _choose_length(self, plan: Plan, stats: Stats) -> int:
@@ -380,28 +378,27 @@ class Decoder:
 
     def _fill(
         self, view: RoundView, frame: Frame, row: int, merged: BoolArray | None = None
-    ) -> _Fills:
+    ) -> Fills:
         """Fill the anchor, which is that row by now, and close the window.
 
         merged: [N] what it is filled with beside what its own rule says.
         """
         masks, step = self._masks.copy(), self._block_round
         filled = self.fill_rule(view.cells(row, frame), step)
-        added = np.zeros(filled.chosen.size, np.bool_)
+        added: list[int] = []
         if merged is not None:
             passed = filled.chosen & ~filled.forced
-            added = merged & view.masks[row] & ~passed.reshape(-1)
-            filled = with_others(filled, added)
-        chosen, forced, edited = filled
-        counts = np.add.reduce(chosen, axis=1, dtype=np.int64)
-        for block, count in enumerate(counts.tolist(), frame.first):
-            self._masks[block] -= count
-        chosen = chosen.reshape(-1)
-        columns = chosen.nonzero()[0]
-        tokens = view.token[row][columns]
-        self.tokens[view.offset + columns] = tokens
-        self.has_eos = self._eos_rows[row] or not self.eos_ids.isdisjoint(tokens.tolist())
-        replaced = _NOTHING
+            others = merged & view.masks[row] & ~passed.reshape(-1)
+            filled, added = with_others(filled, others), others.nonzero()[0].tolist()
+        chosen, forced, edited = filled.chosen.reshape(-1), filled.forced.reshape(-1), filled.edited
+        at = chosen.nonzero()[0]
+        found = view.token[row][at]
+        self.tokens[view.offset :][at] = found
+        columns, tokens = at.tolist(), found.tolist()
+        for column in columns:
+            self._masks[frame.first + column // view.size] -= 1
+        self.has_eos = self._eos_rows[row] or not self.eos_ids.isdisjoint(tokens)
+        replaced: list[int] = []
         if edited is not None:
             replaced = self._edit(view, frame, row, edited, masks)
         self.window.close(frame, row, self._open)
@@ -413,11 +410,12 @@ class Decoder:
             # Tokens past max_new_tokens, in aligned blocks, are not needed.
             elif self.aligned and self.settled >= self.config.max_new_tokens:
                 self.end("length")
-        return _Fills(masks, step, chosen, columns, replaced, forced.reshape(-1), added)
+        by_force = forced.nonzero()[0].tolist()
+        return Fills(masks, step, chosen, columns, tokens, by_force, added, replaced)
 
     def _edit(
         self, view: RoundView, frame: Frame, row: int, edited: BoolArray, masks: list[int]
-    ) -> IntArray:
+    ) -> list[int]:
         """Replace tokens, and find the blocks that are finished by that; returns the columns.
 
         A block is finished by a round that found it without masks and left it as it was, or by the
@@ -426,7 +424,7 @@ class Decoder:
         """
         assert view.edits is not None
         columns = edited.reshape(-1).nonzero()[0]
-        self.tokens[view.offset + columns] = view.edits.token[row][columns]
+        self.tokens[view.offset :][columns] = view.edits.token[row][columns]
         self.has_eos = bool(eos_mask(self.tokens[self.prompt :], self.eos_ids).any())
         changed: list[bool] = np.logical_or.reduce(edited, axis=1).tolist()
         first, last = frame.first, frame.first + frame.blocks[row]
@@ -445,7 +443,8 @@ class Decoder:
             self._open[block] = self._edit_round = 0
             if not unchanged:
                 break
-        return columns
+        replaced: list[int] = columns.tolist()
+        return replaced
 
     def _ends(self, has_eos: list[bool]) -> list[bool]:
         """[R] rows behind which no block is appended. Where tokens may change, parity goes on."""
@@ -464,17 +463,16 @@ class Decoder:
         if self.config.attention == "full" and same != (plan.start, plan.cached, plan.commit):
             return None
         end, last = following.row_ends[0], following.first + following.blocks[0]
-        ahead = self.tokens[plan.start : end]
-        if len(ahead) > plan.rows.shape[1]:
-            return None
-        for row in (plan.rows[:-1, : len(ahead)] == ahead).all(axis=1).nonzero()[0].tolist():
-            may_force = frame.may_force[row, following.first - frame.first : last - frame.first]
+        ahead = self.tokens[plan.start : end].tobytes()
+        span = slice(following.first - frame.first, last - frame.first)
+        for row in range(len(plan.rows) - 1):
             if (
                 frame.row_ends[row] == end
                 and frame.first + frame.blocks[row] == last
-                and np.array_equal(may_force, following.may_force[0])
+                and plan.rows[row, : end - plan.start].tobytes() == ahead
+                and np.array_equal(frame.may_force[row, span], following.may_force[0])
             ):
-                return int(row)
+                return row
         return None
 
     def _spawn(
@@ -491,11 +489,10 @@ class Decoder:
         filled: [N], of its own blocks.
         """
         count = len(filled)
-        free = view.masks[row, :count] & ~filled
-        if not self.config.lookahead_eos:
-            free &= ~view.is_eos[row, :count]
-            if (first := self.first_eos) is not None:  # and not behind it
-                free[max(0, self.prompt + first - view.offset) :] = False
+        masks = view.masks if self.config.lookahead_eos else view.is_text
+        free = masks[row, :count] & ~filled
+        if not self.config.lookahead_eos and (first := self.first_eos) is not None:
+            free[max(0, self.prompt + first - view.offset) :] = False  # nor behind it
         tokens = self.tokens[view.offset : view.offset + count]
         fits = self.answer is not None
         spawned = self.policy.spawn(
@@ -505,15 +502,3 @@ class Decoder:
             own = view.token[row]
             return [d for d in spawned if all(own[a.position - view.offset] == a.token for a in d)]
         return spawned
-
-
-class _Fills(NamedTuple):
-    """What a row was filled with, [N] each."""
-
-    masks: list[int]  # by block, before
-    step: int  # how many rounds the first block had had
-    chosen: BoolArray
-    columns: IntArray  # where it is
-    edited: IntArray  # columns of the tokens that were replaced
-    forced: BoolArray
-    merged: BoolArray

@@ -104,7 +104,7 @@ class FillRule:
 
 def passes(max_prob: FloatArray, threshold: float) -> BoolArray:
     """Above the threshold, which is rounded to fp32 as in the published loops."""
-    passed: BoolArray = max_prob > np.float32(threshold)
+    passed: BoolArray = max_prob > float(np.float32(threshold))
     return passed
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -31,10 +31,11 @@ class Selection(NamedTuple):
     merged: BoolArray | None = None  # [N] what the winner fills on the word of other branches
 
     @property
-    def allowed(self) -> Scores:
-        """[R], −inf for those that may not win."""
-        scores = self.scores.copy()
-        scores[list(self.refused)] = -np.inf
+    def allowed(self) -> list[float]:
+        """The scores, −inf for those that may not win."""
+        scores: list[float] = self.scores.tolist()
+        for row in self.refused:
+            scores[row] = -math.inf
         return scores
 
 
@@ -51,11 +52,9 @@ def spawn(anchor: Anchor, ranking: FloatArray | None, config: DecodeConfig) -> l
     if config.lookahead_floor > 0:
         columns = columns[max_prob[columns] >= np.float32(config.lookahead_floor)]
     order = (-ranking[columns]).argsort(kind="stable")
-    columns = columns[order[: anchor.most]]
-    found = columns, token[columns], ranking[columns], max_prob[columns]
     return [
-        (Lookahead(view.offset + p, t, c, m),)
-        for p, t, c, m in zip(*(x.tolist() for x in found), strict=True)
+        (Lookahead(view.offset + c, token.item(c), ranking.item(c), max_prob.item(c)),)
+        for c in columns[order[: anchor.most]].tolist()
     ]
 
 
@@ -91,23 +90,23 @@ def _fills(view: RoundView, drafts: list[Draft], config: DecodeConfig) -> Scores
 
     They all depend on the lookahead token: its own probability to the power of α is a factor.
     """
-    passed = passes(view.max_prob, config.threshold) & view.masks & ~view.is_eos
-    fills: Scores = np.where(passed, view.max_prob, 0.0).sum(axis=1, dtype=np.float64)
-    if not drafts:
-        return fills
-    placed = np.array([min([a.max_prob for a in draft]) for draft in drafts])
+    passed = passes(view.max_prob, config.threshold) & view.is_text
+    counted = np.where(passed, view.max_prob, 0.0)
+    *fills, of_anchor = np.add.reduce(counted, axis=1, dtype=np.float64).tolist()
+    placed = [d[0].max_prob if len(d) == 1 else min(a.max_prob for a in d) for d in drafts]
+    weights = (np.array(placed) ** config.creation_weight).tolist()
     # The lookahead token itself counts. But a branch without rivals would nearly always win by it,
     # right or wrong (docs/results.md): if nobody asks whether the anchor agrees, it has to bring
     # more than the anchor without.
     alone = len(drafts) == 1 and config.accept == "score"
-    own = 0.0 if alone else np.array([len(draft) for draft in drafts])
-    fills[:-1] = placed**config.creation_weight * (own + fills[:-1])
-    if alone and fills[0] == fills[1]:  # a tie is the anchor's here
-        fills[0] = np.nextafter(fills[1], -1.0)
-    return fills
+    own = [0] if alone else map(len, drafts)
+    scores = [weight * (n + f) for weight, n, f in zip(weights, own, fills, strict=True)]
+    if alone and scores[0] == of_anchor:  # a tie is the anchor's here
+        scores[0] = math.nextafter(of_anchor, -1.0)
+    return np.array([*scores, of_anchor])
 
 
-def wins_alone(scores: Scores, drafts: list[Draft], config: DecodeConfig) -> bool | None:
+def wins_alone(scores: Sequence[float], drafts: list[Draft], config: DecodeConfig) -> bool | None:
     """Whether the first of several branches would also win with no rival but the anchor.
 
     None where that is as the scores say.
@@ -123,23 +122,27 @@ def disagreements(view: RoundView, drafts: list[Draft], config: DecodeConfig) ->
     When the anchor samples, its sample counts: a position has the same noise in all rows and
     rounds, so an unchanged distribution gives the same token.
     """
-    masks, token, max_prob = view.masks[-1], view.token[-1], view.max_prob[-1]
-    open_block = int(masks.argmax()) // view.size  # of the first mask
+    token, max_prob = view.token[-1], view.max_prob[-1]
+    open_block = int(view.masks[-1].argmax()) // view.size  # of the first mask
     found = {}
     for row, draft in enumerate(drafts):
         for placed in draft:
             column = placed.position - view.offset
             ahead = column // view.size > open_block
             least = config.agreement_ahead if ahead else config.agreement
-            if token[column] != placed.token:
+            if token.item(column) != placed.token:
                 found[row] = OTHER_TOKEN
-            elif not max_prob[column] > least:
+            elif not max_prob.item(column) > least:
                 found[row] = f"anchor at most {least:g}"
     return found
 
 
 def merge(
-    view: RoundView, drafts: list[Draft], allowed: Scores, winner: int, config: DecodeConfig
+    view: RoundView,
+    drafts: list[Draft],
+    scores: Sequence[float],
+    winner: int,
+    config: DecodeConfig,
 ) -> BoolArray | None:
     """[N] what the winner is filled with on the word of other branches that agree with it.
 
@@ -148,43 +151,44 @@ def merge(
     adds its lookahead token, and its own tokens above the threshold that all before it predict. To
     predict takes a probability above `agreement`.
 
-    allowed: [R], −inf: left out. Drafts have one token each.
+    scores: [R], −inf: left out. Drafts have one token each.
     """
     if winner == len(drafts):
         return None
-    scores = allowed.tolist()
-    others = [row for row in range(len(drafts)) if row != winner and scores[row] > -math.inf]
+    offset, token, max_prob, agreement = view.offset, view.token, view.max_prob, config.agreement
+
+    def predicts(row: int, placed: Lookahead) -> bool:
+        at = row, placed.position - offset
+        return token.item(at) == placed.token and max_prob.item(at) > agreement
+
+    def fit(row: int, other: int) -> bool:
+        return predicts(row, drafts[other][0]) and predicts(other, drafts[row][0])
+
+    may_join = [r for r in range(len(drafts)) if scores[r] > -math.inf and r != winner]
+    others = [row for row in may_join if fit(winner, row)]
     if not others:
         return None
-    rows = [winner, *sorted(others, key=lambda row: -scores[row])]
-    placed = [drafts[row][0] for row in rows]
-    columns = [a.position - view.offset for a in placed]
-    pairs = np.array(rows)[:, None], columns  # [B, B]
-    expects = view.token[pairs] == np.array([a.token for a in placed])
-    expects &= view.max_prob[pairs] > config.agreement
-    mutual = (expects & expects.T).tolist()
-    passed = passes(view.max_prob, config.threshold) & ~view.is_eos
-    # Of those that have joined, [N] each: where one is above the threshold, and with which token;
-    # where all predict the winner's token.
-    claimed, claim, token = passed[winner], view.token[winner], view.token[winner]
-    common = view.max_prob[winner] > config.agreement
-    merged = [0]
-    filled = np.zeros(len(token), np.bool_)
-    for index in range(1, len(rows)):
-        if not all(mutual[before][index] for before in merged):
+    passed = passes(max_prob, config.threshold) & view.is_text
+    # Of those that have joined, [N] each: where one is above the threshold, and with which token.
+    claimed, claim = passed[winner], token[winner]
+    joined: list[int] = []
+    for row in sorted(others, key=scores.__getitem__, reverse=True):  # ties stay in their order
+        if np.count_nonzero(claimed & view.masks[row] & (token[row] != claim)):
             continue
-        row = rows[index]
-        own, differs = view.token[row], view.token[row] != claim
-        if (claimed & view.masks[row] & differs).any():
-            continue
-        common = common & (own == token)
-        filled |= passed[row] & common
-        filled[columns[index]] = True
-        merged.append(index)
-        claim = np.where(passed[row], own, claim)
-        claimed = claimed | passed[row]
-        common &= view.max_prob[row] > config.agreement
-    return filled if len(merged) > 1 else None
+        if all(fit(row, before) for before in joined):
+            joined.append(row)
+            claimed, claim = claimed | passed[row], np.where(passed[row], token[row], claim)
+    if not joined:
+        return None
+    same = token == token[winner]  # [R, N]
+    predicted = same & (max_prob > agreement)
+    common = predicted[winner]  # [N] where all before predict the winner's token
+    filled = np.zeros(len(common), np.bool_)
+    for row in joined:
+        filled |= passed[row] & same[row] & common
+        filled[drafts[row][0].position - offset] = True
+        common = common & predicted[row]
+    return filled
 
 
 def select(scores: Scores, refused: Mapping[int, str] = NOBODY) -> Selection:
@@ -193,9 +197,8 @@ def select(scores: Scores, refused: Mapping[int, str] = NOBODY) -> Selection:
     Where nobody is asked to agree, `score` has seen to it that a branch without rivals has no ties
     by `fills`.
     """
-    selection = Selection(0, scores, refused)
-    allowed = selection.allowed if refused else scores
-    return selection._replace(winner=int(allowed.argmax()))
+    allowed = Selection(0, scores, refused).allowed
+    return Selection(allowed.index(max(allowed)), scores, refused)
 
 
 def _lowest_mean(masks: BoolArray, ranking: FloatArray, counts: IntArray, share: float) -> Scores:

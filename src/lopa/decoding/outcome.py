@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +16,20 @@ from lopa.decoding.lookahead import Selection
 from lopa.decoding.round_view import RoundView, eos_mask
 from lopa.decoding.row_budget import Offer
 from lopa.decoding.windows import Frame
-from lopa.types import BoolArray, Draft, IntArray, Plan
+from lopa.types import BoolArray, Draft, Plan, Stats
+
+
+class Fills(NamedTuple):
+    """What a row was filled with, over the columns of the view."""
+
+    masks: list[int]  # by block, before
+    step: int  # how many rounds the first block had had
+    chosen: BoolArray  # [N]
+    columns: list[int]  # where that is
+    tokens: list[int]  # one per column
+    forced: list[int]  # those columns that were forced
+    merged: list[int]  # those columns that the row's own rule would not have filled
+    edited: list[int]  # columns of tokens that were replaced
 
 
 @dataclass(slots=True, eq=False)
@@ -24,20 +38,16 @@ class Outcome:
 
     plan: Plan
     frame: Frame
+    stats: Stats
     view: RoundView
     drafts: list[Draft]  # of each row but the last, the anchor
     has_eos: list[bool]  # [R] rows that held an EOS token before the fills
     selection: Selection | None  # None: the anchor was alone
     winner: int
     chain: list[int]  # rows that were taken in turn, the winner last; several by `exact` alone
-    masks: list[int]  # of the winner by block, before the fills
-    columns: IntArray  # of the view, that were filled
-    edited: IntArray  # of the view, that were replaced
-    forced: BoolArray  # [N] those of them that were forced
-    merged: BoolArray  # [N] those of them that the winner's own rule would not have filled
+    fills: Fills  # of the winner
     spawned: list[Draft]  # drafts for the next round
     fill_rule: FillRule
-    step: int  # how many rounds the first block had had
     prompt: int  # its length
     offer: Offer | None = None  # of its branches, where their number was a choice
     is_held: bool = False  # whether that number was kept from the round before
@@ -54,9 +64,9 @@ class Outcome:
         """
         view, rule = self.view, self.fill_rule
         if rule.config.window == "pipeline":  # every row at once
-            filled = rule.fills(view.cells(rows, self.frame), self.step)
+            filled = rule.fills(view.cells(rows, self.frame), self.fills.step)
         else:
-            each = [rule.fills(view.cells(row, self.frame), self.step)[:2] for row in rows]
+            each = [rule.fills(view.cells(row, self.frame), self.fills.step)[:2] for row in rows]
             filled = Filled(*(np.stack(part) for part in zip(*each, strict=True)))
         for index, others in enumerate(merged):
             if others is not None:

@@ -55,11 +55,12 @@ class AgreedPolicy(ScoredPolicy):
     def select(self, view: RoundView, drafts: list[Draft]) -> Selection:
         config = self.config
         scores = lookahead.score(view, drafts, config)
-        found = lookahead.select(scores, lookahead.disagreements(view, drafts, config))
+        refused = lookahead.disagreements(view, drafts, config)
+        found = lookahead.select(scores, refused)
         if not config.merge:
             return found
         merged = lookahead.merge(view, drafts, found.allowed, found.winner, config)
-        return found._replace(merged=merged)
+        return Selection(found.winner, scores, refused, merged)
 
 
 class ExactPolicy(ScoredPolicy):

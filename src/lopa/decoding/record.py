@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from io import BytesIO
+
 import numpy as np
 
 from lopa.decoding import lookahead
@@ -9,12 +11,10 @@ from lopa.decoding.outcome import Outcome
 from lopa.decoding.round_view import RoundView
 from lopa.types import (
     BlockView,
-    BoolArray,
     Branch,
     Draft,
     Fill,
-    FloatArray,
-    IntArray,
+    FillKind,
     Opinion,
     Round,
 )
@@ -48,46 +48,49 @@ def _branches(outcome: Outcome) -> list[Branch]:
     if outcome.fill_rule.config.accept == "exact":
         others = set(range(len(outcome.drafts))) - {*outcome.chain}
         refused |= dict.fromkeys(others, NOT_REACHED)
-    counts = view.masks.sum(axis=1)
+    counts: list[int] = view.masks.sum(axis=1).tolist()
     by_row = (
         [list(draft) for draft in (*outcome.drafts, ())],
         scores.tolist(),
-        counts.tolist(),
+        counts,
         outcome.frame.row_ends,
         outcome.has_eos,
         _opinions(view, outcome.drafts),
         [refused.get(row, "") for row in range(len(scores))],
-        _landscapes(view.masks, counts, view.max_prob),
+        _landscapes(outcome, counts),
     )
     return [Branch(*row) for row in zip(*by_row, strict=True)]
 
 
 def _opinions(view: RoundView, drafts: list[Draft]) -> list[list[Opinion]]:
     """Of each row; nobody asks the anchor about itself."""
-    if not drafts:
-        return [[]]
-    columns = [a.position - view.offset for draft in drafts for a in draft]
-    found = view.token[-1, columns].tolist(), view.max_prob[-1, columns].tolist()
-    each = (Opinion(*opinion) for opinion in zip(*found, strict=True))
-    return [[next(each) for _ in draft] for draft in drafts] + [[]]
+    token, max_prob = view.token[-1], view.max_prob[-1]
+    found: list[list[Opinion]] = [[] for _ in (*drafts, ())]
+    for draft, opinions in zip(drafts, found, strict=False):
+        for ahead in draft:
+            column = ahead.position - view.offset
+            opinions.append(Opinion(token.item(column), max_prob.item(column)))
+    return found
 
 
 def _fills(outcome: Outcome) -> list[Fill]:
-    view, row, columns = outcome.view, outcome.winner, outcome.columns
-    kinds = np.full(len(columns), outcome.fill_rule.kind, object)
-    kinds[outcome.merged[columns]] = "merged"
-    kinds[outcome.forced[columns]] = "forced"
-    found = columns + view.offset, view.token[row, columns], view.max_prob[row, columns], kinds
-    fills = [Fill(*each) for each in zip(*(x.tolist() for x in found), strict=True)]
+    view, row, found = outcome.view, outcome.winner, outcome.fills
+    max_prob, usual = view.max_prob[row], outcome.fill_rule.kind
+    fills = []
+    for c, token in zip(found.columns, found.tokens, strict=True):
+        kind: FillKind = "forced" if c in found.forced else "merged" if c in found.merged else usual
+        fills.append(Fill(view.offset + c, token, max_prob.item(c), kind))
     if view.edits is not None:
-        for column in outcome.edited.tolist():
-            token, max_prob = (float(x[row, column]) for x in view.edits[1:])
-            fills.append(Fill(view.offset + column, int(token), max_prob, "edited"))
+        for c in found.edited:
+            token, prob = view.edits.token.item(row, c), view.edits.max_prob.item(row, c)
+            fills.append(Fill(view.offset + c, token, prob, "edited"))
     return fills
 
 
-def _landscapes(masks: BoolArray, counts: IntArray, max_prob: FloatArray) -> list[str]:
+def _landscapes(outcome: Outcome, counts: list[int]) -> list[str]:
     """Each row's probabilities at its masks: see Branch.landscape."""
-    levels = (max_prob[masks] * 255 + 0.5).astype(np.uint8).tobytes().hex()
-    ends = (2 * counts.cumsum()).tolist()
-    return [levels[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    view, max_prob = outcome.view, outcome.stats.max_prob  # of nothing but masks, row by row
+    if view.edits is not None:
+        max_prob = view.max_prob[view.masks]
+    levels = BytesIO((max_prob * 255 + 0.5).astype(np.uint8).tobytes())
+    return [levels.read(count).hex() for count in counts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,10 +57,11 @@ class RoundView:
         first = offset - plan.start
         here = slice(first, first + max(frame.blocks) * size)
         wanted = plan.wanted[:, here]
-        token = np.full(wanted.shape, -1, np.int64)
-        max_prob, ranking = np.full((2, *wanted.shape), np.nan)
-        for array, values in zip((token, max_prob, ranking), stats, strict=True):
+        arrays = np.empty(wanted.shape, np.int64), np.empty(wanted.shape), np.empty(wanted.shape)
+        for array, values, elsewhere in zip(arrays, stats, (-1, math.nan, math.nan), strict=True):
+            array.fill(elsewhere)
             array[wanted] = values
+        token, max_prob, ranking = arrays
         if mask_id is None:
             return cls(offset, size, wanted, token, max_prob, ranking, eos_ids)
         masks = wanted & (plan.rows[:, here] == mask_id)
@@ -72,6 +74,14 @@ class RoundView:
     def is_eos(self) -> BoolArray:
         """[R, N] where the token is an EOS token. Not every rule asks."""
         return eos_mask(self.token, self.eos_ids)
+
+    @cached_property
+    def is_text(self) -> BoolArray:
+        """[R, N] masks where the token is no EOS token."""
+        text = self.masks
+        for eos in self.eos_ids:  # there are one or two
+            text = text & (self.token != eos)
+        return text
 
     def cells(self, rows: int | list[int], frame: Frame) -> Cells:
         """What a fill rule sees of a row, or of several rows at once."""

@@ -188,13 +188,13 @@ class Pipeline:
         longer = there + (there < self.count)
         appends = left[-1] >= self.append_at
         existing = [longer if appends and not ended else there for ended in has_eos]
-        may_force = [activated] * len(has_eos)
+        may_force = np.empty((len(has_eos), len(activated)), np.bool_)
+        may_force[:] = activated
         for row, placed in enumerate(drafts):
             for block in set(placed) if len(placed) > 1 else placed:
                 share = (size - masks[block] + placed.count(block)) / size
-                right = block + 1 - first
-                if share >= self.activate_at and not activated[right]:
-                    may_force[row] = [*may_force[row][:right], True, *may_force[row][right + 1 :]]
+                if share >= self.activate_at:
+                    may_force[row, block + 1 - first] = True
                 if block + 1 == there and share >= self.append_at and not has_eos[row]:
                     existing[row] = longer
         if existing[-1] == first:  # the anchor has no active block left
@@ -206,7 +206,7 @@ class Pipeline:
             first=first,
             blocks=[end - first for end in existing],
             row_ends=[self.base + end * size + self.tail for end in existing],
-            may_force=np.array(may_force)[:, : max(existing) - first],
+            may_force=may_force[:, : max(existing) - first],
         )
 
     def peek_row(self, masks: list[int], has_eos: bool) -> RowPeek:
@@ -234,9 +234,9 @@ class Pipeline:
         in_cache = max(0, frame.start - self.base) // self.size
         for block in range(in_cache, frame.first):
             views.append(_block_view(self, block, "to_cache", masks))
-        for offset in range(frame.blocks[winner]):
-            state: BlockState = "active" if frame.may_force[winner, offset] else "semi"
-            views.append(_block_view(self, frame.first + offset, state, masks))
+        forced = frame.may_force[winner, : frame.blocks[winner]].tolist()
+        for block, active in enumerate(forced, frame.first):
+            views.append(_block_view(self, block, "active" if active else "semi", masks))
         return views
 
 
