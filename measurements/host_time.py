@@ -47,7 +47,11 @@ class NoDevice(TritonBackend):
         self.started = self.answered = 0.0
 
     def launch(
-        self, batch: Batch, tables: Sequence[IntArray], configs: Sequence[DecodeConfig]
+        self,
+        batch: Batch,
+        tables: Sequence[IntArray],
+        configs: Sequence[DecodeConfig],
+        lane: int = 0,
     ) -> PendingStats:
         sizes = graph_inputs.layer_sizes(batch, self._group)
         if sizes not in self.layers:

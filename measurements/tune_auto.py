@@ -68,12 +68,14 @@ def main() -> None:
             for at_once in map(int, options.at_once.split(",")):
                 best = max(_speed(load.replay(decoded[s.name], cost, at_once)) for s in fixed)
                 line = [name, str(at_once)]
+                print(*line, end=" ", flush=True)
                 for trial in trials:
                     _set(trial)
                     speed = _speed(load.decode(llm, prompts, config, at_once, cost))
                     line.append(f"{speed / best:.3f}")
+                    print(line[-1], end=" ", flush=True)
+                print()
                 lines.append(line)
-                print(" ".join(line), flush=True)
     named = [json.dumps(trial) if trial else "as it is" for trial in trials]
     print(table(("round cost of", "at once", *named), lines))
 

@@ -89,8 +89,7 @@ def configs(attention: str) -> list[DecodeConfig]:
     ]
 
 
-@pytest.mark.parametrize("attention", ["full", "block"])
-@pytest.mark.parametrize("token_budget", [8192, 60])
+@pytest.mark.parametrize(("attention", "token_budget"), [("full", 60), ("block", 8192)])
 def test_the_tokens_are_those_of_one_at_a_time(llm: LLM, attention: str, token_budget: int) -> None:
     chance = random.Random(1)
     begin = [chance.randrange(1, 60) for _ in range(20)]  # some prompts begin alike

@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from lopa.config import AUTO_BRANCHES, AcceptName
-from lopa.decoding.lookahead import Scores, merge, wins_alone
+from lopa.decoding.lookahead import merge, wins_alone
 from lopa.decoding.outcome import Outcome
 from lopa.decoding.row_budget import Offer, concave_steps
 from lopa.types import BoolArray
 
 # Prior of the tokens that each choice gains over the one before, by the way branches are accepted:
 # rounded means over rounds of `words`, where a round without branches brings five, and of
-# `functions`, where it brings two.
+# `functions`, where it brings two (measurements/prior_gains.py).
 PRIOR_GAINS: dict[AcceptName, tuple[float, ...]] = {
     "score": (1.8, 1.8, 2.0, 1.4),
     "agreed": (1.4, 1.8, 2.8, 2.9),
@@ -40,7 +40,7 @@ EMA_DECAY = 0.92  # weight of a round against the next one that is learned of
 # later rounds better: what counts is this share of it. For the first branch it also depends on the
 # probability of its token, (up to, share): a confident one was about to be filled anyway. What
 # `exact` gains is the whole of a later round.
-FIRST_GAIN_SHARES = ((0.5, 1.0), (0.8, 0.85), (math.inf, 0.5))
+FIRST_GAIN_SHARES = ((0.8, 0.85), (math.inf, 0.7))
 GAIN_SHARES: dict[AcceptName, tuple[float, ...]] = {
     "score": (1.0, 0.9, 0.9, 0.9),
     "agreed": (1.25, 0.9, 0.7, 0.5),
@@ -81,7 +81,7 @@ class BranchBudget:
         if config.accept == "exact":
             winners = self.chain_ends(outcome.chain, len(outcome.drafts))
         else:
-            winners = self.winners(scores.tolist(), wins_alone(scores, outcome.drafts, config))
+            winners = self.winners(scores, wins_alone(scores, outcome.drafts, config))
         merged = _merged(outcome, scores, winners) if config.merge else []
         self.learn(outcome.brought(winners, merged))
 
@@ -172,13 +172,12 @@ def _choices(candidates: int) -> list[int]:
     return [*(k for k in AUTO_BRANCHES if k < candidates), candidates]
 
 
-def _merged(outcome: Outcome, scores: Scores, winners: list[int]) -> list[BoolArray | None]:
+def _merged(outcome: Outcome, scores: list[float], winners: list[int]) -> list[BoolArray | None]:
     """What each of the winners takes from others, if there are no more branches than its choice."""
     config, anchor = outcome.fill_rule.config, len(outcome.drafts)
     found = []
     for count, winner in zip(_choices(anchor), winners, strict=True):
-        among = scores.copy()
-        among[count:anchor] = -math.inf
+        among = scores[:count] + [-math.inf] * (anchor - count) + scores[anchor:]
         found.append(merge(outcome.view, outcome.drafts, among, winner, config))
     return found
 

@@ -81,8 +81,8 @@ def allocate(
     rest: Rest = NO_OTHERS,
 ) -> list[int]:
     """The number of branches of each offer. The device may wait meanwhile: no call too many."""
-    if len(offers) == 1 and not rest.sessions:
-        return [_allocate_alone(offers[0], cost, pace)]
+    if len(offers) == 1:
+        return [_allocate_one(offers[0], cost, pace, rest)]
     count = len(offers)
     steps = [step for offer in offers for step in offer.steps]
     branches, gains = np.array(steps, np.float64).reshape(-1, 2).T
@@ -110,16 +110,25 @@ def allocate(
     return [max(int(k), offer.least) for k, offer in zip(chosen, offers, strict=True)]
 
 
-def _allocate_alone(offer: Offer, cost: RoundCost, pace: Pace) -> int:
-    """The same for a session without others, whose steps have an order: without arrays."""
+def _allocate_one(offer: Offer, cost: RoundCost, pace: Pace, rest: Rest) -> int:
+    """The same for a single offer, whose steps have an order: without arrays."""
+
+    def seconds_of(branches: int) -> float:
+        tokens = offer.row_length * (branches + 1)
+        if not rest.sessions:
+            return cost.of_one(tokens, branches)
+        host = rest.host + cost.host_of_all((branches,))
+        return cost.of_round(rest.forwarded + tokens, host, rest.sessions + 1)
+
     taken, gained = 0, 0.0
-    found = [(0, 0.0, cost.of_one(offer.row_length, 0))]  # branches, tokens gained, seconds
+    found = [(0, 0.0, seconds_of(0))]  # branches, tokens gained, seconds
     for added, gain in offer.steps:
         taken, gained = taken + added, gained + gain
-        found.append((taken, gained, cost.of_one(offer.row_length * (taken + 1), taken)))
-    # What such a session usually brings, in rounds of the best size for that
-    _, more, seconds = max(found, key=lambda one: (offer.usual + one[1]) / one[2])
-    brought = pace.tokens + PRIOR_ROUNDS * (offer.usual + more)
+        found.append((taken, gained, seconds_of(taken)))
+    # What such sessions usually bring, in rounds of the best size for that
+    usual = rest.tokens + offer.usual
+    _, more, seconds = max(found, key=lambda one: (usual + one[1]) / one[2])
+    brought = pace.tokens + PRIOR_ROUNDS * (usual + more)
     rate = brought / (pace.seconds + PRIOR_ROUNDS * seconds)
     best = max(found, key=lambda one: one[1] - rate * one[2])  # of equals the fewest
     return max(best[0], offer.least)

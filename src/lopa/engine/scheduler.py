@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 
 from lopa.decoding.round_cost import RoundCost
-from lopa.decoding.row_budget import NO_OTHERS, Offer, Pace, Rest, allocate
+from lopa.decoding.row_budget import NO_OTHERS, Pace, Rest, allocate
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
 from lopa.engine.engine_lock import EngineLock
 from lopa.engine.output import Event
@@ -29,7 +29,7 @@ from lopa.types import Plan, Stats
 
 # Where the host takes at least this share of the device's time, branches are weighed in one of so
 # many rounds, of all sessions together, and kept in between: weighing takes the host time, too.
-HOLD_FROM_SHARE, HOLD_ROUNDS = 0.5, 8
+HOLD_FROM_SHARE, HOLD_ROUNDS = 0.25, 8
 
 
 @dataclass(slots=True)
@@ -102,11 +102,13 @@ class Scheduler(Engine):
         return self.runner.kv_pages
 
     def _step(self) -> list[tuple[Session, Event]]:
+        began = time.perf_counter()
         if not self.in_flight:
-            self._launch(time.perf_counter())
+            self._launch(began)
         if not self.in_flight:
             return []
         one = self.in_flight.pop(0)
+        ready = time.perf_counter()
         done = one.wait()
         found = time.perf_counter()
         if len(one.sessions) < len(self.running):
@@ -126,7 +128,7 @@ class Scheduler(Engine):
         if self.overlap:
             self._launch(now)
         launched = time.perf_counter()
-        self.host_seconds = launched - found
+        self.host_seconds = ready - began + launched - found
         events = [(session, session.record(seconds)) for session, seconds in spent]
         self.record_seconds = time.perf_counter() - launched
         if one.seconds:
@@ -181,14 +183,14 @@ class Scheduler(Engine):
         if turn:
             self._tokens_each = forwarded / len(turn)
             self._branches_each = sum(branches) / len(turn)
-        if self.cost is None:
-            return turn, 0.0
         rounds = 1
         if self._holds:
             rounds = HOLD_ROUNDS - (self._launched % HOLD_ROUNDS if len(turn) > 1 else 0)
         for session in turn:
             if session in chosen:
                 session.decoder.take(chosen[session], rounds)
+        if self.cost is None or len(self.running) == 1:  # a session that is alone has its own pace
+            return turn, 0.0
         return turn, self.cost(forwarded, branches)
 
     def _choose_branches(self, sessions: list[Session]) -> dict[Session, int]:
@@ -197,21 +199,19 @@ class Scheduler(Engine):
         Sessions that have to wait for their turn count too: the rounds that they wait for are like
         this one.
         """
-        offering: list[Session] = []
-        offers: list[Offer] = []
+        found = [(session, session.decoder.offer) for session in sessions]
+        offering = [session for session, offer in found if offer is not None]
+        if not offering:
+            return {}
+        offers = [offer for _, offer in found if offer is not None]
         others: list[int] = []  # branches of each
         forwarded, tokens = 0, 0.0
-        for session in sessions:
-            if (offer := session.decoder.offer) is not None:
-                offering.append(session)
-                offers.append(offer)
-            else:
+        for session, offer in found:
+            if offer is None:
                 plan = _plan(session)
                 others.append(len(plan.rows) - 1)
                 forwarded += self.runner.cost(plan)
                 tokens += session.decoder.usual_tokens
-        if not offers:
-            return {}
         cost = self.cost = offering[0].decoder.cost  # one for all: sessions of one model
         # A session that is alone has its own pace: what ran before it is no matter.
         pace = self._pace if len(self.running) > 1 else offering[0].decoder.pace

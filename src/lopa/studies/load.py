@@ -1,8 +1,9 @@
 """Speed by requests at once: `auto`, which shares a round's rows, against every fixed number.
 
 So many answers are asked for at a time, of which the engine runs as many as it does by default.
-Timed on this machine, each setting in turn, three times over; or, with costs of rounds given,
-simulated: the model decodes, and a round takes what it costs on the given device.
+Timed on this machine, some problems at a time, each setting in turn, three times over: the median
+of the three counts. Or, with costs of rounds given, simulated: the model decodes, and a round takes
+what it costs on the given device.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from lopa.studies.study import Findings, Setting, Study, Table
 AT_ONCE = (1, 2, 4, 8, 16, 32, 64, 128)
 SETTINGS = (*map(str, AUTO_BRANCHES), "auto")
 RUNS = 3  # of each setting, when it is timed
-LEAST_TOGETHER = 64  # problems that are timed with a setting before it is the next one's turn
+LEAST_TOGETHER = 64  # problems that are timed with a setting in one go
 QUEUED = 4  # at least so many for each that the engine runs: few of them are decoded alone
 
 
@@ -40,13 +41,15 @@ def run(study: Study) -> Findings:
         each = [_simulate(study, name, cost, n) for name, cost in costs.items() for n in loads]
         return {"loads": [found for found in each if found is not None]}
     cost = study.model.round_cost  # measured before anything is timed
-    found: dict[tuple[int, str], list[Findings]] = {}
+    found: dict[tuple[int, str], list[list[Sample]]] = {}
     warm: set[tuple[int, str]] = set()  # loads and settings that have been decoded before
     for done, (n, number) in enumerate([(n, number) for n in loads for number in range(RUNS)]):
         for setting, samples in _timed(study, n, number, warm).items():
-            found.setdefault((n, setting), []).append(_figures(samples))
+            found.setdefault((n, setting), []).append(samples)
         study.progress(done + 1, RUNS * len(loads))
-    compared = [_compare("", n, {s: found[n, s] for s in SETTINGS}) for n in loads]
+    compared = [
+        _compare("", n, {s: _of_runs(found[n, s], _together(n)) for s in SETTINGS}) for n in loads
+    ]
     return {"round_cost": cost.settings(), "loads": compared}
 
 
@@ -75,9 +78,11 @@ def _timed(
         if llm.runner.is_async and (at_once, setting) not in warm:
             decode(llm, prompts, config, at_once)  # graphs of all sizes are made
             warm.add((at_once, setting))
-    size = max(LEAST_TOGETHER, QUEUED * min(at_once, MAX_RUNNING))
+    size = _together(at_once)
     for first in range(0, count, size):
-        for setting, config in configs.items():
+        turn = deque(configs.items())
+        turn.rotate(-number - first // size)  # another one begins each time
+        for setting, config in turn:
             with gc_frozen.frozen():
                 some = decode(llm, prompts[first : first + size], config, at_once)
             found[setting] += [replace(s, problem=s.problem + first) for s in some]
@@ -85,6 +90,11 @@ def _timed(
         setting: _keep(study, keys[setting], samples) if setting in missing else samples
         for setting, samples in found.items()
     }
+
+
+def _together(at_once: int) -> int:
+    """Problems that are timed with a setting before it is the next one's turn."""
+    return max(LEAST_TOGETHER, QUEUED * min(at_once, MAX_RUNNING))
 
 
 def _keep(study: Study, key: str, samples: list[Sample]) -> list[Sample]:
@@ -149,14 +159,14 @@ def _simulate(study: Study, name: str, cost: RoundCost, at_once: int) -> Finding
     fixed = [Setting(f"k = {k}", {"branches": k}) for k in AUTO_BRANCHES]
     decoded = study.decode(fixed)
     found = {
-        str(k): [_figures(replay(decoded[setting.name], cost, at_once))]
+        str(k): _figures(replay(decoded[setting.name], cost, at_once))
         for k, setting in zip(AUTO_BRANCHES, fixed, strict=True)
     }
     if len(samples) < len(study.problems):
         prompts = [problem.prompt for problem in study.problems]
         samples = decode(study.model, prompts, _config(study, "auto"), at_once, cost)
         samples = _keep(study, key, samples)
-    return _compare(name, at_once, {**found, "auto": [_figures(samples)]})
+    return _compare(name, at_once, {**found, "auto": _figures(samples)})
 
 
 def replay(samples: Sequence[Sample], cost: RoundCost, at_once: int) -> list[Sample]:
@@ -187,22 +197,31 @@ def replay(samples: Sequence[Sample], cost: RoundCost, at_once: int) -> list[Sam
     return ready
 
 
-def _figures(samples: list[Sample]) -> Findings:
-    rounds = sum(s.rounds for s in samples)
+def _figures(samples: Sequence[Sample], seconds: float | None = None) -> Findings:
+    """seconds: that all of them took; None: by their own clock."""
+    tokens, rounds = sum(s.tokens for s in samples), sum(s.rounds for s in samples)
+    if seconds is None:
+        seconds = sum(s.elapsed for s in samples)
     return {
-        "tokens_per_second": sum(s.tokens for s in samples) / sum(s.elapsed for s in samples),
-        "tpf": sum(s.tokens for s in samples) / rounds,
+        "tokens_per_second": tokens / seconds,
+        "tpf": tokens / rounds,
         "branches": sum(map(sum, (s.branches for s in samples))) / rounds,
         "latency": median(s.seconds for s in samples),
         "accuracy": sum(s.correct for s in samples) / len(samples),
     }
 
 
-def _compare(name: str, at_once: int, runs: dict[str, list[Findings]]) -> Findings:
-    settings = {
-        branches: {key: median(one[key] for one in of) for key in of[0]}
-        for branches, of in runs.items()
-    }
+def _of_runs(runs: Sequence[Sequence[Sample]], together: int) -> Findings:
+    """Of all runs. The time of the problems that were decoded together is the median over runs: a
+    disturbance is shorter than a run."""
+    seconds = 0.0
+    for part in sorted({s.problem // together for s in runs[0]}):
+        each = [sum(s.elapsed for s in run if s.problem // together == part) for run in runs]
+        seconds += median(each)
+    return _figures([s for run in runs for s in run], len(runs) * seconds)
+
+
+def _compare(name: str, at_once: int, settings: dict[str, Findings]) -> Findings:
     speeds = {b: f["tokens_per_second"] for b, f in settings.items()}
     fixed = {b: speed for b, speed in speeds.items() if b != "auto"}
     best = max(fixed, key=fixed.__getitem__)
