@@ -2,13 +2,17 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 BROWSER_READY := $(VENV)/.browser-ready
 
+# Modules are compiled when they are first imported. Tests start many processes: what is compiled is kept, even where
+# Python is told to keep nothing.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test test-engine test-schemas test-parallel test-faults test-browser screenshots
-.PHONY: test-serving-soak test-ray test-harness test-judge lint docs dist test-dist audit clean
+.PHONY: test-serving-soak test-ray test-harness test-judge lint docs dist test-dist audit extras clean
 
 # $(call step,what is done,command): says so first, and on a terminal counts the seconds meanwhile.
 define step
@@ -23,18 +27,19 @@ run: $(INSTALLED)
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# A soak of the engine, whole decodes in Triton's interpreter, the rest of the recorded runs, the examples, and
-# the questions of the documentation.
+# A soak of the engine, whole decodes in Triton's interpreter, the rest of the recorded runs, a training run, the
+# examples, and the questions of the documentation.
 test-engine: $(READY)
-	$(BIN)/python -m pytest tests/engine tests/kernels tests/runner tests/test_recorded.py tests/test_doc_questions.py -m engine -n 2 --dist worksteal
+	$(BIN)/python -m pytest tests/engine tests/kernels tests/models tests/recipes tests/runner tests/test_recorded.py tests/test_doc_questions.py -m engine -n 2 --dist worksteal
 
 # Answers that have to fit, hundreds of made-up schemas and regexes among them.
 test-schemas: $(READY)
 	$(BIN)/python -m pytest tests/engine tests/grammar -m schemas -n 2 --dist worksteal
 
-# Needs Chromium (apt-get install chromium), or its path in CHROMIUM.
+# Needs Chromium (apt-get install chromium), or its path in CHROMIUM. Frames are timed: first and alone.
 test-browser: $(BROWSER_READY)
-	$(BIN)/python -m pytest --browser tests/browser
+	$(BIN)/python -m pytest --browser tests/browser/test_smoothness.py
+	$(BIN)/python -m pytest --browser tests/browser --ignore tests/browser/test_smoothness.py -n 2 --dist worksteal
 
 screenshots: $(BROWSER_READY)
 	$(BIN)/python -m pytest --browser --screenshots docs/images tests/browser/test_screenshots.py
@@ -43,7 +48,7 @@ screenshots: $(BROWSER_READY)
 # it is timed.
 test-serving-soak: $(READY)
 	$(BIN)/python -m pytest tests/serving/test_load.py -m soak -s
-	$(BIN)/python -m pytest tests/serving --ignore tests/serving/test_load.py -m soak -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/serving --ignore tests/serving/test_load.py -m soak -n 2 --dist worksteal
 
 test-ray: $(VENV)/.ray
 	$(BIN)/python -m pytest tests/serving/test_ray.py -m ray
@@ -108,23 +113,27 @@ test-dist: dist
 	$(VENV)-dist/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
 	bin=$$PWD/$(VENV)-dist/bin && cd /tmp && $$bin/lopa race --decoders d2f,lopa --branches 3
 
-# What it takes to run: PyTorch, lopa and its server. Their modules are compiled when they are first imported, which is
-# few of them; tests start many processes, and Python may be told to keep nothing, so they are compiled for tests.
+# What it takes to run: PyTorch, lopa and its server.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lopa needs Python 3.11 or newer: make PYTHON=python3.12 …")'
 	$(call step,Making $(VENV),$(PYTHON) -m venv $(VENV))
-	$(call step,Installing PyTorch: about a minute; the first time it is downloaded too,$(INSTALL) --no-compile 'setuptools>=77' torch)
-	$(call step,Installing lopa and what it needs,$(INSTALL) --no-compile --no-build-isolation --editable '.[serve]')
+	$(call step,Installing PyTorch: about a minute; the first time it is downloaded too,$(INSTALL) 'setuptools>=77' torch)
+	$(call step,Installing lopa and what it needs,$(INSTALL) --no-build-isolation --editable '.[serve]')
 	@touch $@
 
 $(READY): $(INSTALLED)
 	$(call step,Installing what the tests need,$(INSTALL) --no-build-isolation --editable '.[dev]')
-	$(call step,Compiling modules,$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true) # a package may hold other Python
 	@touch $@
 
 $(BROWSER_READY): $(READY)
 	$(INSTALL) --no-build-isolation --editable '.[dev,browser]'
 	touch $@
+
+# What all of these need beside READY, in one go: each time pip looks at everything.
+extras: $(READY)
+	$(INSTALL) --no-build-isolation --editable '.[dev,browser,docs,ray,harness]' $(EVALPLUS_NEEDS)
+	$(INSTALL) --no-deps evalplus
+	touch $(BROWSER_READY) $(VENV)/.docs $(VENV)/.ray $(VENV)/.harness
 
 clean:
 	rm -rf $(VENV) $(VENV)-audit $(VENV)-dist build dist src/*.egg-info

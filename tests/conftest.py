@@ -17,6 +17,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["LOPA_CACHE_DIR"] = os.devnull
 
 
+@pytest.fixture
+def known_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests keep nothing on disk: every model would measure for seconds what rounds cost."""
+    from lopa.decoding.round_cost import RoundCost
+    from lopa.engine import cost_measurement
+
+    cost = RoundCost(((8, 0.01), (1024, 0.02)))
+    monkeypatch.setattr(cost_measurement, "measure", lambda *_: cost)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--browser", action="store_true", help="run the tests in a browser, too")
     parser.addoption("--screenshots", metavar="FOLDER", help="keep the pictures that they take")

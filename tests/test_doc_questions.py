@@ -55,7 +55,9 @@ def test_there_are_five_examples() -> None:
     assert "has five short programs" in text
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/structured.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", pytest.param("docs/structured.md", marks=pytest.mark.engine)]
+)
 def test_blocks_of_python_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     ran = [block for block in blocks(ROOT / page) if block.startswith("from lopa import LLM\n")]
     assert ran

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -24,12 +26,12 @@ def test_size(llm: LLM) -> None:
     assert llm.config.shift
 
 
-@pytest.mark.parametrize("attention", ["full", "block"])
-def test_words(llm: LLM, attention: str) -> None:
-    """Three of four: the measured accuracy is 97 %, so this fails only if something is broken."""
-    config = DecodeConfig(decoder="d2f", max_new_tokens=128, attention=attention)  # type: ignore[arg-type]
-    report, samples = evaluate(llm, "words", config, split="eval", limit=4, seed=1, batch_size=4)
-    assert report["correct"] >= 3
+def test_words(llm: LLM) -> None:
+    """Two of three: the measured accuracy is 97 %, so this fails only if something is broken.
+    The recorded runs are of full attention."""
+    config = DecodeConfig(decoder="d2f", max_new_tokens=128, attention="block")
+    report, samples = evaluate(llm, "words", config, split="eval", limit=3, seed=1, batch_size=3)
+    assert report["correct"] >= 2
     assert report["unfinished"] == 0
     assert report["tpf"] > 1.5
     assert all("####" in sample.text for sample in samples)
@@ -41,28 +43,25 @@ def test_functions(llm: LLM) -> None:
     assert report["correct"] >= 2
 
 
-def test_lopa_needs_fewer_rounds(llm: LLM) -> None:
-    prompt = tasks.generate("words", 3, "eval").prompt
-    plain = llm.generate(prompt, DecodeConfig(decoder="d2f", max_new_tokens=128))
-    ahead = llm.generate(prompt, DecodeConfig(branches=3, max_new_tokens=128))
-    assert ahead.rounds < plain.rounds
-    assert ahead.finish == plain.finish == "eos"
-
-
-@pytest.mark.parametrize("decoder", ["lopa", "d2f"])
-def test_the_coldest_samples_are_greedy(llm: LLM, decoder: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "shapes"),
+    [
+        ({"branches": 3}, [{"temperature": 1e-3}, {"top_p": 1e-6}]),
+        ({"decoder": "d2f"}, [{"top_k": 1}]),
+    ],
+)
+def test_the_coldest_samples_are_greedy(
+    llm: LLM, options: dict[str, Any], shapes: list[dict[str, float]]
+) -> None:
     """Round by round: the confidences are greedy decoding's too."""
-    config = DecodeConfig(decoder=decoder, max_new_tokens=48, block_size=16, seed=5)  # type: ignore[arg-type]
-    if decoder == "lopa":
-        config = config.changed(branches=3)
-    prompts = [tasks.generate(task, 1, "eval").prompt for task in tasks.TASKS]
-    greedy = llm.generate(prompts, config)
-    for shape in ({"temperature": 1e-3}, {"top_k": 1}, {"top_p": 1e-6}):
-        sampled = llm.generate(prompts, config.changed(**{"temperature": 1.0, **shape}))
-        for output, expected in zip(sampled, greedy, strict=True):
-            assert output.token_ids == expected.token_ids
-            for ours, theirs in zip(output.trace.rounds, expected.trace.rounds, strict=True):
-                assert (ours.winner, ours.fills) == (theirs.winner, theirs.fills)
+    config = DecodeConfig(max_new_tokens=32, block_size=16, seed=5, **options)
+    prompt = tasks.generate("words", 1, "eval").prompt
+    expected = llm.generate(prompt, config)
+    for shape in shapes:
+        output = llm.generate(prompt, config.changed(**{"temperature": 1.0, **shape}))
+        assert output.token_ids == expected.token_ids
+        for ours, theirs in zip(output.trace.rounds, expected.trace.rounds, strict=True):
+            assert (ours.winner, ours.fills) == (theirs.winner, theirs.fills)
 
 
 def test_the_tokenizer_splits_digits(llm: LLM) -> None:

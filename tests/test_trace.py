@@ -8,12 +8,17 @@ from pathlib import Path
 import pytest
 
 from lopa import LLM, DecodeConfig, LopaError, trace
-from lopa.types import Lookahead, Opinion
+from lopa.types import Lookahead, Opinion, Trace
 
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     return LLM("dummy:dream-tiny", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def made(llm: LLM) -> Trace:
+    return llm.generate("Hello", DecodeConfig(max_new_tokens=32)).trace
 
 
 @pytest.mark.parametrize("decoder", ["vanilla", "fast-dllm", "d2f", "lopa"])
@@ -82,8 +87,9 @@ def test_broken_files(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("part", "name"), [("branches", "end"), ("fills", "position"), ("blocks", "start")]
 )
-def test_numbers_out_of_range(llm: LLM, tmp_path: Path, part: str, name: str, bad: object) -> None:
-    made = llm.generate("Hello", DecodeConfig(max_new_tokens=32)).trace
+def test_numbers_out_of_range(
+    made: Trace, tmp_path: Path, part: str, name: str, bad: object
+) -> None:
     records = [json.loads(line) for line in trace.lines(made)]
     records[2][part][0][name] = bad
     path = tmp_path / "run.jsonl"

@@ -11,8 +11,6 @@ from cli_support import Result, Run, write_checkpoint, write_tokenizer
 
 from lopa.cli import progress
 from lopa.cli.main import main
-from lopa.decoding.round_cost import RoundCost
-from lopa.engine import cost_measurement
 
 
 @pytest.fixture(autouse=True)
@@ -22,10 +20,7 @@ def _no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _known_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests keep nothing on disk, so every command would measure what rounds cost."""
-    cost = RoundCost(((8, 0.01), (1024, 0.02)))
-    monkeypatch.setattr(cost_measurement, "measure", lambda *_: cost)
+def _known_cost(known_cost: None) -> None: ...
 
 
 @pytest.fixture

@@ -63,15 +63,16 @@ def decode(mesh: Mesh, requests: Sequence[Request]) -> list[list[int]]:
 
 def decode_fused(mesh: Mesh, requests: Sequence[Request]) -> list[list[int]]:
     """All in flight at once on the first one's model, by the Triton backend in its interpreter."""
-    import os
+    import interpreted  # noqa: F401
 
-    os.environ["TRITON_INTERPRET"] = "1"  # before kernels are imported
     from lopa.engine import loader
     from lopa.kernels.triton import attention, routing
+    from lopa.runner import graph_inputs
     from lopa.runner.backend_triton import TritonBackend
 
     # The interpreter runs programs one by one, so there are few.
     attention._SMS, routing._ROWS, routing._PAIRS = 1, 32, 128
+    graph_inputs.PADDING = ((256, 8), *graph_inputs.PADDING[1:])
     loader.choose_backend = lambda *_: TritonBackend  # type: ignore[assignment]
     llm = RankLLM(requests[0].model, dtype="float32", mesh=mesh, **dict(requests[0].options))
     assert isinstance(llm.runner, BranchRunner)

@@ -5,7 +5,10 @@ One test: starting the processes costs more than what they do.
 
 from __future__ import annotations
 
+from typing import Any
+
 import cases
+import pytest
 import torch
 from ranks import Ranks
 
@@ -13,7 +16,7 @@ import goldens
 from lopa import DecodeConfig
 from lopa.distributed.mesh import Mesh
 
-QUICK = ("01_lopa", "07_lopa_blockattn", "14_d2f", "18_vanilla")
+QUICK = ("01_lopa", "14_d2f_eos_block")
 LLADA = {"threshold": 0.02, "max_new_tokens": 16, "block_size": 8}
 
 
@@ -27,11 +30,18 @@ def test_two_ranks_decode_as_one(two: Ranks) -> None:
         branches=2, temperature=1.0, top_p=0.9, top_k=40, max_new_tokens=16, block_size=8, seed=3
     )
     requests.append(cases.Request(str(cases.DREAM), tuple(range(2, 14)), drawn))
+    together = [requests[-1]]
+    # Gaps: one whose length is given, and one whose lengths are rows for both ranks.
+    gaps = DecodeConfig(branches=3, max_new_tokens=9, block_size=4, threshold=0.05)
+    for lengths, config in (((7,), gaps.changed(window="blocks")), ((2, 3, 5, 9), gaps)):
+        gap = lengths, (6, 7, 8)
+        requests.append(cases.Request(str(cases.DREAM), (3, 4, 5), config, gap=gap))
     expected = [tokens for _, tokens in golden] + [cases.alone(r) for r in requests[len(golden) :]]
     assert two.run(cases.decode, requests, branches=2) == [expected] * 2
-    assert two.run(cases.decode, requests, branches=1, tensors=2) == [expected] * 2
+    mixed = cases.mixtures()[::4]
+    expected += [cases.alone(r) for r in mixed]
+    assert two.run(cases.decode, requests + mixed, branches=1, tensors=2) == [expected] * 2
 
-    together = [cases.Request(str(cases.DREAM), r.prompt, r.config) for r in requests[-1:]]
     plain = DecodeConfig(branches=0, max_new_tokens=24, block_size=8, threshold=0.05)
     for k, attention in ((0, "full"), (3, "block"), (4, "full"), (1, "full")):
         config = plain.changed(branches=k, attention=attention)
@@ -42,37 +52,31 @@ def test_two_ranks_decode_as_one(two: Ranks) -> None:
         expected.append(cases.alone(cases.Request(str(cases.DREAM), prompt, seen)))
         config = seen.changed(branches=k, accept="exact")
         together.append(cases.Request(str(cases.DREAM), prompt, config))
-    for budget in (10_000, 60):
-        found = two.run(cases.decode_together, together, budget, branches=2)
-        assert found == [expected] * 2
-
-    # Gaps: one that is given, and one whose lengths are rows for both ranks.
-    gaps = DecodeConfig(branches=3, max_new_tokens=9, block_size=4, threshold=0.05)
-    dual = gaps.changed(window="blocks", block_size=4)
-    for lengths, config in (((9,), gaps), ((7,), dual), ((2, 3, 5, 9), gaps)):
-        request = cases.Request(str(cases.DREAM), (3, 4, 5), config, gap=(lengths, (6, 7, 8)))
-        assert two.run(cases.decode, [request], branches=2) == [[cases.alone(request)]] * 2
-        assert (
-            two.run(cases.decode, [request], branches=1, tensors=2) == [[cases.alone(request)]] * 2
-        )
-
-    mixed = cases.mixtures()[::2]
-    expected = [cases.alone(r) for r in mixed]
-    assert two.run(cases.decode, mixed, branches=1, tensors=2) == [expected] * 2
+    assert two.run(cases.decode_together, together, 60, branches=2) == [expected] * 2
 
     assert two.run(cases.statistics_of_parts, 0, branches=1, tensors=2) == [[], []]
     said = two.run(cases.astray, requests[0], branches=2)
     assert all("the ranks compute different things" in s for s in said)
 
 
-def test_answers_that_have_to_fit(two: Ranks) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [
+            {"block_size": 8, "branches": 3, "threshold": 0.3},
+            {"window": "canvas", "branches": 2, "temperature": 1.0, "top_k": 50},
+        ],
+        pytest.param(
+            [
+                {"block_size": 8, "attention": "block", "branches": 3, "temperature": 1.0},
+                {"decoder": "fast-dllm", "block_size": 8},
+            ],
+            marks=pytest.mark.parallel,
+        ),
+    ],
+)
+def test_answers_that_have_to_fit(two: Ranks, settings: list[dict[str, Any]]) -> None:
     """Those of one rank, by either kind of parallelism."""
-    settings = [
-        {"block_size": 8, "branches": 3, "threshold": 0.3},
-        {"block_size": 8, "attention": "block", "branches": 3, "temperature": 1.0},
-        {"window": "canvas", "branches": 2, "temperature": 1.0, "top_k": 50},
-        {"decoder": "fast-dllm", "block_size": 8},
-    ]
     alone = cases.decode_fitting(Mesh(0, 1, 1, torch.device("cpu")), settings)
     assert two.run(cases.decode_fitting, settings, branches=2) == [alone] * 2
     assert two.run(cases.decode_fitting, settings, branches=1, tensors=2) == [alone] * 2

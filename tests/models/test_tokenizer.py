@@ -464,6 +464,13 @@ class TestText:
             Tokenizer.byte_level(specials)
 
 
+def check_refused(tokenizer: Tokenizer, reason: str) -> None:
+    for _ in range(2):  # a failure leaves nothing behind
+        with pytest.raises(PromptError, match=reason) as caught:
+            tokenizer.chat(USER)
+        assert "\n" not in str(caught.value)
+
+
 class TestChat:
     def test_chatml_by_default(self, dream: Tokenizer) -> None:
         messages = [{"role": "system", "content": "s"}, *USER]
@@ -607,15 +614,6 @@ class TestChat:
             ("{{ 1 / 0 }}", "division"),
             ("{{ nothing.here }}", "undefined"),
             ("{% for i in range(999999999) %}{% endfor %}", "[Rr]ange"),
-            (
-                "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
-                "(takes|makes) more than",
-            ),
-            (
-                "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
-                "{{ f(60) }}",
-                "(takes|makes) more than",
-            ),
             ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
             ("{{ lipsum(n=10**7) }}", "lipsum"),
             ("a" * 200_000, "100000 characters"),
@@ -630,11 +628,21 @@ class TestChat:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr("lopa.models.chat.MAX_SIZE", 1_000_000)
-        tokenizer = with_template(tmp_path, template)
-        for _ in range(2):  # a failure leaves nothing behind
-            with pytest.raises(PromptError, match=reason) as caught:
-                tokenizer.chat(USER)
-            assert "\n" not in str(caught.value)
+        check_refused(with_template(tmp_path, template), reason)
+
+    @pytest.mark.parametrize(
+        "template",
+        [
+            "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+            "{{ f(60) }}",
+        ],
+    )
+    def test_templates_that_take_long(
+        self, tmp_path: Path, template: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("lopa.models.chat.MAX_SECONDS", 0.1)
+        check_refused(with_template(tmp_path, template), "(takes|makes) more than")
 
     @pytest.mark.parametrize(
         "messages",

@@ -42,6 +42,7 @@ def metrics(out: Path, kind: str) -> list[dict[str, float]]:
     return [line for line in lines if line["kind"] == kind]
 
 
+@pytest.mark.engine
 def test_learns_stops_resumes_and_exports(tmp_path: Path) -> None:
     first = Trainer(smoke(), out=tmp_path, minutes=10, steps=240, device="cpu")
     try:
@@ -165,6 +166,7 @@ def test_parts_and_fallbacks_give_the_same_gradient(tmp_path: Path) -> None:
             torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.engine
 def test_a_loss_that_is_not_a_number_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
     trainer = Trainer(smoke(), out=tmp_path, minutes=10, steps=12, device="cpu")
     original = trainer.advance

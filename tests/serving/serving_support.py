@@ -26,15 +26,27 @@ SLOW: dict[str, Any] = {
     "append_at": 1.0,
     "attention": "block",
 }
+# What rounds cost: to measure it takes an engine seconds.
+ROUND_COST = Path(__file__).with_name("round_cost.json")
 
 
 class Server:
-    """`lopa serve` with these arguments. A context: on the way out nothing is left running."""
+    """`lopa serve` with these arguments. A context: on the way out nothing is left running.
+
+    measure: let the engine measure what rounds cost, as it does without being told.
+    """
 
     def __init__(
-        self, *arguments: str, wait: bool = True, patience: float = 90, **environment: str
+        self,
+        *arguments: str,
+        wait: bool = True,
+        patience: float = 90,
+        measure: bool = False,
+        **environment: str,
     ) -> None:
         command = [sys.executable, "-m", "lopa", "serve", "--port", "0", "--log-format", "json"]
+        if not measure:
+            environment = {"LOPA_ROUND_COST": str(ROUND_COST), **environment}
         self.process = subprocess.Popen(
             [*command, *arguments],
             stderr=subprocess.PIPE,

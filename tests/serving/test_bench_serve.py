@@ -75,7 +75,7 @@ def test_a_ramp_is_one_run(server: Server) -> None:
 
 def test_the_command(server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     url = ["bench", "serve", "--url", f"{server.url}/v1/"]
-    short = ["--seconds", "0.5", "--max-tokens", "8"]
+    short = ["--seconds", "0.2", "--max-tokens", "8"]
     assert main([*url, *short, "--rates", "4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["model"] == "bytes"

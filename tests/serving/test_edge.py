@@ -8,7 +8,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,6 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 from serving_support import SMALL, Server, is_alive, until
+
+from lopa.cli.main import main
 
 LIMITS = ("--request-seconds", "1", "--max-connections", "8", "--health-seconds", "1")
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -289,17 +290,9 @@ def exchange_or_reset(server: Server, *parts: bytes) -> bytes:
         (["--replicas", "1", "--max-connections", "5"], "does not go with --replicas"),
     ],
 )
-def test_wrong_options(options: list[str], words: str) -> None:
-    command = ["lopa", "serve", "--port", "0", *options]
-    ended = run_lopa(command)
-    assert ended.returncode == 2
-    assert words in ended.stderr.splitlines()[-1]
-
-
-def run_lopa(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *command], capture_output=True, text=True, timeout=60
-    )
+def test_wrong_options(options: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "0", *options]) == 2
+    assert words in capfd.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.soak

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import threading
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fragile import DEADLY, FAULTY, FOLDER, HELD, PANIC, SHORT
+from serving_support import ROUND_COST
 
 from lopa.serving.api import engine_client
 from lopa.serving.api.engine_client import EngineClient
@@ -21,26 +24,58 @@ from lopa.serving.api.request_state import NullObserver, RequestState
 from lopa.serving.config import EngineConfig
 from lopa.serving.jobs import Failed, Finished, Job
 
+Use = Callable[[EngineClient], Awaitable[Any]]
+LLM_OPTIONS = {"round_cost": json.loads(ROUND_COST.read_text())}
 
-def with_client(
-    model: str | Path, use: Callable[[EngineClient], Awaitable[Any]], **options: Any
-) -> tuple[EngineClient, Any]:
-    """Run `use` against the fragile worker."""
+
+async def started(model: str | Path, llm: dict[str, Any] = LLM_OPTIONS, **options: Any) -> Any:
+    """A client of the fragile worker, ready or failed."""
     settings = {"block_size": 8, "branches": 1, "max_new_tokens": 32}
-    config = EngineConfig(model=str(model), decoding=settings, max_running=3)
+    config = EngineConfig(model=str(model), llm=llm, decoding=settings, max_running=3)
     options = {"max_queue": 9, "stall_seconds": 60, **options}
+    client = EngineClient(config, Metrics(), module="fragile_worker", **options)
+    await client.start()
+    while not (client.ready or client.start_failed.is_set()):
+        await asyncio.sleep(0.02)
+    return client
+
+
+def with_client(model: str | Path, use: Use, **options: Any) -> tuple[EngineClient, Any]:
+    """Run `use` against a fragile worker of its own."""
 
     async def run() -> tuple[EngineClient, Any]:
-        client = EngineClient(config, Metrics(), module="fragile_worker", **options)
-        await client.start()
+        client = await started(model, **options)
         try:
-            while not (client.ready or client.start_failed.is_set()):
-                await asyncio.sleep(0.02)
             return client, await use(client)
         finally:
             await client.stop()
 
     return asyncio.run(run())
+
+
+class Shared:
+    """A fragile worker for tests that leave it as it was; its client is on a loop in a thread."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self.folder = folder
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.client = self._wait_for(started(model, health_seconds=1.0))
+
+    def run(self, use: Use) -> Any:
+        found = self._wait_for(use(self.client))
+        assert self.client.restarts == 0
+        return found
+
+    def close(self) -> None:
+        self._wait_for(self.client.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _wait_for(self, use: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(use, self._loop).result()
 
 
 def submit(client: EngineClient, prompts: Sequence[Any]) -> list[RequestState]:
@@ -60,11 +95,25 @@ async def ends(client: EngineClient, prompts: Sequence[Any]) -> list[RequestStat
     return requests
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def set_environment(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setenv(FOLDER, str(folder))
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    set_environment(monkeypatch, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared(chat_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    folder = tmp_path_factory.mktemp("fragile")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        set_environment(monkeypatch, folder)
+        found = Shared(chat_folder, folder)
+    yield found
+    found.close()
 
 
 @pytest.mark.soak
@@ -79,23 +128,12 @@ def test_a_request_that_kills_engines_takes_no_other_with_it(chat_folder: Path) 
     assert client.restarts == 5
 
 
-def test_an_engine_that_is_started_again_goes_by_what_the_first_measured(chat_folder: Path) -> None:
+def test_streams_with_branches_auto_go_on_after_a_restart(chat_folder: Path) -> None:
+    """They get the branches that they had, though the load is another: the others are done. The
+    engine that is started again goes by what the first measured."""
+
     async def use(client: EngineClient) -> Any:
         first = client.engine
-        os.kill(first["pid"], signal.SIGKILL)
-        while client.engine is first:
-            await asyncio.sleep(0.02)
-        return first, client.engine
-
-    _, (first, second) = with_client(chat_folder, use)
-    assert first["pid"] != second["pid"]
-    assert first["round_cost"] == second["round_cost"] != []
-
-
-def test_streams_with_branches_auto_go_on_after_a_restart(chat_folder: Path) -> None:
-    """They get the branches that they had, though the load is another: the others are done."""
-
-    async def use(client: EngineClient) -> Any:
         options = {"branches": "auto", "max_new_tokens": 64}
         jobs = [Job(id=str(i), prompt=[5 + i, 9], options=options, stream=True) for i in range(3)]
         requests = client.submit(jobs, lambda i, e: None)
@@ -106,12 +144,14 @@ def test_streams_with_branches_auto_go_on_after_a_restart(chat_folder: Path) -> 
         os.kill(client.engine["pid"], signal.SIGKILL)
         while requests[0].end is None:
             await asyncio.sleep(0.02)
-        return requests[0]
+        return requests[0], first, client.engine
 
-    client, request = with_client(chat_folder, use)
+    client, (request, first, second) = with_client(chat_folder, use, llm={})
     assert isinstance(request.end, Finished)
     assert client.restarts == 1
     assert request.job.known_branches == request.branches[: len(request.job.known_branches)] != []
+    assert first["pid"] != second["pid"]
+    assert first["round_cost"] == second["round_cost"] != []
 
 
 def finished(seconds: float) -> Finished:
@@ -153,15 +193,14 @@ def test_capacity_and_retry_after(tmp_path: Path) -> None:
     assert (too_many.status, "Retry-After" in too_many.headers) == (400, False)
 
 
-def test_an_error_in_a_round_fails_those_in_it_and_nothing_else(chat_folder: Path) -> None:
+def test_an_error_in_a_round_fails_those_in_it_and_nothing_else(shared: Shared) -> None:
     async def use(client: EngineClient) -> Any:
         first = await ends(client, [[FAULTY], [1, 2]])
         return first, await ends(client, [[1, 2]])
 
-    client, (first, second) = with_client(chat_folder, use)
+    first, second = shared.run(use)
     assert [request.end for request in first] == [Failed(kind="engine", message="not numbers")] * 2
     assert isinstance(second[0].end, Finished)
-    assert client.restarts == 0
 
 
 def test_a_model_that_cannot_be_loaded_is_said_once(tmp_path: Path) -> None:
@@ -172,7 +211,7 @@ def test_a_model_that_cannot_be_loaded_is_said_once(tmp_path: Path) -> None:
     assert "config.json" in client.start_error[0]
 
 
-def test_a_short_prompt_never_waits_for_a_long_one(chat_folder: Path, tmp_path: Path) -> None:
+def test_a_short_prompt_never_waits_for_a_long_one(shared: Shared) -> None:
     """Long ones go by their length, and one that is aborted is not run."""
 
     async def use(client: EngineClient) -> Any:
@@ -183,19 +222,18 @@ def test_a_short_prompt_never_waits_for_a_long_one(chat_folder: Path, tmp_path: 
         order: list[int] = []
         for request in long[:3]:
             request.accepted.add_done_callback(lambda f: order.append(f.result().prompt_tokens))
-        (tmp_path / "go").touch()
+        (shared.folder / "go").touch()
         await until(lambda: all(request.end is not None for request in long[:3]))
         return order, long
 
-    client, (order, long) = with_client(chat_folder, use)
+    order, long = shared.run(use)
     assert sorted(order) == [74, 84, 94]
     assert order[1] < order[2]  # the first may have been begun before the others came
     assert [type(request.end) for request in long[:3]] == [Finished] * 3
     assert long[3].end is None
-    assert client.restarts == 0
 
 
-def test_prompts_that_cannot_be_read(chat_folder: Path) -> None:
+def test_prompts_that_cannot_be_read(shared: Shared) -> None:
     """A panic of the tokenizer is its prompt's alone; a prompt that is too long never gets there.
 
     A token has at most 13 characters.
@@ -210,7 +248,7 @@ def test_prompts_that_cannot_be_read(chat_folder: Path) -> None:
         long = await ends(client, [text, chat, [1] * 513])
         return panics, long, await ends(client, ["Hello", "Hello " * SHORT])
 
-    client, (panics, long, later) = with_client(chat_folder, use)
+    panics, long, later = shared.run(use)
     assert [type(request.end) for request in panics] == [Failed, Finished, Failed, Finished]
     assert panics[0].end == Failed(
         kind="invalid",
@@ -226,11 +264,10 @@ def test_prompts_that_cannot_be_read(chat_folder: Path) -> None:
         assert not request.submitted
         assert words in request.end.message
     assert [type(request.end) for request in later] == [Finished] * 2
-    assert client.restarts == 0
 
 
-def test_health_of_an_engine_that_is_stuck_or_stopped(chat_folder: Path, tmp_path: Path) -> None:
-    stuck = tmp_path / "stuck"
+def test_health_of_an_engine_that_is_stuck_or_stopped(shared: Shared) -> None:
+    stuck = shared.folder / "stuck"
 
     async def use(client: EngineClient) -> None:
         assert await client.check_round() == ""
@@ -252,8 +289,7 @@ def test_health_of_an_engine_that_is_stuck_or_stopped(chat_folder: Path, tmp_pat
         await asyncio.sleep(1.1)
         assert await client.check_round() == ""
 
-    client, _ = with_client(chat_folder, use, health_seconds=1.0)
-    assert client.restarts == 0
+    shared.run(use)
 
 
 @pytest.mark.soak
