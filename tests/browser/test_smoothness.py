@@ -1,16 +1,13 @@
 """Frame time while 512 tokens and 15 branches animate.
 
-A frame takes what the page costs and what the machine does beside it, so the best of a few tries
-counts. The page's own time on the processor is held to the limit everywhere; the time on the clock
-where the processors have nothing else to do.
+A frame takes what the page costs and what the machine does beside it. The page's own time on the
+processor is held to the limit; the time on the clock is printed (pytest -s).
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +17,7 @@ from synthetic import large_trace
 
 OpenPage = Callable[..., Page]
 
-LIMIT, SHARE, TRIES = 32.0, 0.95, 3
-QUIET = 0.8  # share of idle processors beside the page, while it stands still
+LIMIT, SHARE = 32.0, 0.95
 FRAMES = """async () => {
   const play = document.querySelector("#play");
   document.querySelector("#to-first").click();
@@ -53,36 +49,13 @@ def test_frames(
     page.locator("#file").set_input_files(tmp_path / "large.jsonl")
     expect(page.locator("#count-rounds")).to_have_text(str(len(made.rounds)))
     page.locator("#speed").select_option("10")
-    idle, best = [idle_share()], 0.0
-    for _ in range(TRIES):
-        best = max(best, share_in_time(page.evaluate(FRAMES)))
-        idle.append(idle_share())
-        if best >= SHARE:
-            break
-    free = max(map(min, pairwise(idle)))  # before a try as well as behind it
+    on_clock = page.evaluate(FRAMES)
     own = page_time(browser, page, tmp_path / "trace.json")
     print(
-        f"\n{size[0]} px: {best:.1%} of frames under {LIMIT:.0f} ms; the page's own time in "
-        f"{SHARE:.0%} of frames up to {quantile(own, SHARE):.1f} ms; "
-        f"processors idle beside it: {free:.0%}"
+        f"\n{size[0]} px: {share_in_time(on_clock):.1%} of frames under {LIMIT:.0f} ms; the page's "
+        f"own time in {SHARE:.0%} of frames up to {quantile(own, SHARE):.1f} ms"
     )
     assert quantile(own, SHARE) < LIMIT
-    assert best >= SHARE or free < QUIET
-
-
-def idle_share(seconds: float = 1.0) -> float:
-    """How much of the processors nobody uses; all of it where that cannot be known."""
-
-    def read() -> tuple[int, int]:
-        times = [int(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
-        return times[3], sum(times)
-
-    if not Path("/proc/stat").exists():
-        return 1.0
-    idle, total = read()
-    time.sleep(seconds)
-    idle_now, total_now = read()
-    return (idle_now - idle) / max(total_now - total, 1)
 
 
 def page_time(browser: Browser, page: Page, path: Path) -> list[float]:

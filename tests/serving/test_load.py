@@ -1,7 +1,7 @@
 """Four times the load that can be served, and what the API adds to a request under it.
 
-Run by itself (see the Makefile), so that the clock tells something of the server.
-LOPA_SOAK_SECONDS is how long the load lasts. What is measured is printed (pytest -s).
+Run by itself (see the Makefile), so that the printed times tell something of the server (pytest -s).
+Of times only the API's on the processor is asserted. LOPA_SOAK_SECONDS is how long the load lasts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ SECONDS = float(os.environ.get("LOPA_SOAK_SECONDS", "30"))
 CLIENTS = 64
 CACHE = 8192  # tokens of the KV cache of a model with a wide context
 OVERHEAD = 0.005  # seconds that the API may add to a request; an edge of the metric's buckets
-QUIET = 0.9  # share of the processors that others must leave for the clock to count
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -163,7 +162,6 @@ def test_four_times_what_can_be_served(tiny_cases: Cases) -> None:
     assert slots == []
     for old, new in zip(memory, grown, strict=True):
         assert new < old * 1.1 + 20
-    # What others do to the clock they do not do to the processor's own time.
+    # The clock tells who else wants the processors (engine and clients do), processor time does not.
     assert own < OVERHEAD
     assert answers == tally.answered
-    assert quick > answers / 2 or used.left_by_others < QUIET
