@@ -15,7 +15,7 @@ from lopa.decoding import branch_budget
 from lopa.decoding.branch_budget import LEARN_EVERY, BranchBudget
 from lopa.decoding.lookahead import Selection
 from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
-from lopa.decoding.row_budget import Offer, Pace, allocate
+from lopa.decoding.row_budget import Offer, Pace, RowBudget
 
 WINDOW = 64
 MOST = AUTO_BRANCHES[-1]
@@ -32,7 +32,8 @@ def choice(
     **more: Any,
 ) -> int:
     """How many branches a sequence that is alone gets."""
-    return allocate([budget.offer(WINDOW, candidates, top_prob, **more)], cost, pace)[0]
+    offer = budget.offer(WINDOW, candidates, top_prob, **more)
+    return RowBudget(cost).allocate([offer], pace)[0]
 
 
 def choices(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lopa.config import AUTO_BRANCHES
 from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME as ONE
 from lopa.decoding.round_cost import RoundCost
-from lopa.decoding.row_budget import NO_OTHERS, Offer, Pace, Rest, allocate, concave_steps
+from lopa.decoding.row_budget import NO_OTHERS, Offer, Pace, Rest, RowBudget, concave_steps
 
 CHOICES = (0, 1, 3, 7)
 FLAT_THEN_STEEP = RoundCost(((64, 1.0), (512, 1.2), (2048, 6.0)))
@@ -74,7 +74,7 @@ def test_no_other_numbers_bring_more_per_second(
     line = ((1, 1.0 + slope), (10_000, 1.0 + 10_000 * slope))
     cost = RoundCost(line, tuple(sorted(host)))
     rest = Rest(others, others * 64, others * 3.0, others * 0.1)
-    chosen = allocate(offers, cost, Pace(), rest)
+    chosen = RowBudget(cost).allocate(offers, Pace(), rest)
     best = max(
         rate(offers, gains, counts, cost, rest)
         for counts in itertools.product(CHOICES, repeat=len(offers))
@@ -86,17 +86,17 @@ def test_where_the_host_is_the_longer_part_branches_count_there() -> None:
     """Rows that the device has for nothing cost the host of every session."""
     flat = ((64, 1.0), (100_000, 1.001))
     offers = [offer((0.5, 1.0, 1.5)) for _ in range(16)]
-    assert allocate(offers, RoundCost(flat, (0.05,) * 5), Pace()) == [7] * 16
+    assert RowBudget(RoundCost(flat, (0.05,) * 5)).allocate(offers, Pace()) == [7] * 16
     dear = RoundCost(flat, (0.05, 0.3, 0.35, 0.4, 0.4))
-    assert allocate(offers, dear, Pace()) == [0] * 16
-    assert allocate(offers[:1], dear, Pace()) == [7]
+    assert RowBudget(dear).allocate(offers, Pace()) == [0] * 16
+    assert RowBudget(dear).allocate(offers[:1], Pace()) == [7]
 
 
 @pytest.mark.parametrize("count", [1, 2, 8, 32])
 def test_the_more_sessions_the_fewer_branches_each(count: int) -> None:
     offers = [offer((1.5, 3.0, 5.0)) for _ in range(count)]
-    tried = sum(allocate(offers, FLAT_THEN_STEEP, Pace())) / count
-    fewer = sum(allocate([*offers, *offers], FLAT_THEN_STEEP, Pace())) / (2 * count)
+    tried = sum(RowBudget(FLAT_THEN_STEEP).allocate(offers, Pace())) / count
+    fewer = sum(RowBudget(FLAT_THEN_STEEP).allocate([*offers, *offers], Pace())) / (2 * count)
     assert fewer < tried or tried == 0
     if count == 1:
         assert tried == 7
@@ -106,13 +106,13 @@ def test_the_more_sessions_the_fewer_branches_each(count: int) -> None:
 
 def test_who_gains_most_is_served_first() -> None:
     poor, rich = offer((0.1, 0.2, 0.3)), offer((2.0, 4.0, 7.0))
-    assert allocate([poor, rich, poor], FLAT_THEN_STEEP, Pace()) == [0, 3, 0]
-    assert allocate([poor, rich, poor], FLAT_THEN_STEEP, Pace(10.0, 20.0)) == [0, 7, 0]
+    assert RowBudget(FLAT_THEN_STEEP).allocate([poor, rich, poor], Pace()) == [0, 3, 0]
+    assert RowBudget(FLAT_THEN_STEEP).allocate([poor, rich, poor], Pace(10.0, 20.0)) == [0, 7, 0]
 
 
 def test_short_rows_are_served_before_long_ones() -> None:
     short, long = offer((1.0, 2.0, 3.0), 32), offer((1.0, 2.0, 3.0), 128)
-    chosen = allocate([long, short], RoundCost(((160, 1.0), (2000, 6.0))), Pace())
+    chosen = RowBudget(RoundCost(((160, 1.0), (2000, 6.0)))).allocate([long, short], Pace())
     assert chosen[1] > chosen[0]
 
 
@@ -120,7 +120,9 @@ def test_at_a_high_pace_less_is_spent_on_the_same_branches() -> None:
     """Time is worth what all rounds brought in it, and not what this one does."""
     cost = RoundCost(((64, 1.0), (1024, 4.0)))
     one = [offer((1.0, 2.0, 3.0))]
-    tried = [allocate(one, cost, Pace(tokens, 20.0)) for tokens in (10.0, 40.0, 80.0, 160.0)]
+    tried = [
+        RowBudget(cost).allocate(one, Pace(tokens, 20.0)) for tokens in (10.0, 40.0, 80.0, 160.0)
+    ]
     assert tried == [[7], [3], [1], [0]]
 
 
@@ -137,25 +139,48 @@ def test_a_pace_forgets() -> None:
 def test_rows_that_are_no_choice_count() -> None:
     """Beside long rows of others a branch comes on the steep part of the cost."""
     one = [offer((1.0, 2.0, 3.0))]
-    assert allocate(one, FLAT_THEN_STEEP, Pace()) == [7]
-    assert allocate(one, FLAT_THEN_STEEP, Pace(), Rest(6, 1000, 30.0)) == [0]
+    assert RowBudget(FLAT_THEN_STEEP).allocate(one, Pace()) == [7]
+    assert RowBudget(FLAT_THEN_STEEP).allocate(one, Pace(), Rest(6, 1000, 30.0)) == [0]
 
 
 def test_a_padded_round_is_filled_up() -> None:
     """What fits into the padding costs nothing."""
     cost = RoundCost(((64, 1.0), (1024, 16.0)), padding=((1024, 256),))
-    assert allocate([offer((0.1, 0.3, 0.4))], cost, Pace()) == [3]
+    assert RowBudget(cost).allocate([offer((0.1, 0.3, 0.4))], Pace()) == [3]
 
 
 def test_a_session_that_explores_has_its_branch() -> None:
     dear = RoundCost(((64, 1.0), (128, 2.0)))
     offers = [offer((0.1, 0.2, 0.3)), offer((0.1, 0.2, 0.3), least=1)]
-    assert allocate(offers, dear, Pace()) == [0, 1]
+    assert RowBudget(dear).allocate(offers, Pace()) == [0, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(_falling, min_size=2, max_size=5), min_size=2, max_size=6))
+def test_what_is_kept_changes_nothing(rounds: list[list[list[float]]]) -> None:
+    """A budget that has shared out other rounds shares out the next one as a new one does."""
+    cost = RoundCost(FLAT_THEN_STEEP.points, (0.01, 0.05, 0.06, 0.08, 0.1))
+    used = RowBudget(cost)
+    for number, gains in enumerate(rounds):
+        offers = [offer(one, 32 * (1 + (number + i) % 3)) for i, one in enumerate(gains)]
+        expected = RowBudget(cost).allocate(offers, Pace(9.0, 2.0))
+        assert [used.allocate(offers, Pace(9.0, 2.0)) for _ in range(2)] == [expected] * 2
+
+
+def test_numbers_that_are_kept_go_by_usual_rounds() -> None:
+    rich, poor = concave_steps(CHOICES, (0.0, 2.0, 4.0, 7.0)), concave_steps(CHOICES, (0.0,) * 4)
+    for offers in ([Offer(64, 2.0, poor, 0, rich)], [Offer(64, 2.0, poor, 0, rich)] * 2):
+        budget = RowBudget(FLAT_THEN_STEEP)
+        assert budget.allocate(offers, Pace()) == [0] * len(offers)
+        assert min(budget.allocate(offers, Pace(), held=True)) > 0
 
 
 def test_steps_have_falling_gains_per_branch() -> None:
     steps = concave_steps((0, 1, 3, 7, 15), (0.0, 1.0, 4.0, 5.0, 5.0))
-    assert steps == ((3, 4.0), (4, 1.0))  # one branch gains less than each of three; 15 add nothing
+    assert steps.each == (
+        (3, 4.0),
+        (4, 1.0),
+    )  # one branch gains less than each of three; 15 add nothing
     for nothing in (((0,), (0.0,)), ((0, 1), (0.0, -0.5)), ((0, 1, 2), (0.0, 0.0, 0.0))):
-        assert concave_steps(*nothing) == ()
-        assert allocate([Offer(64, 2.0, concave_steps(*nothing))], ONE, Pace()) == [0]
+        assert concave_steps(*nothing).each == ()
+        assert RowBudget(ONE).allocate([Offer(64, 2.0, concave_steps(*nothing))], Pace()) == [0]

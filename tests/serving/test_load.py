@@ -1,6 +1,6 @@
 """Four times the load that can be served, and what the API adds to a request under it.
 
-Run by itself (see the Makefile), so that the printed times tell something of the server (pytest -s).
+Run by itself (see the Makefile), so that the times it prints say something of the server (-s).
 Of times only the API's on the processor is asserted. LOPA_SOAK_SECONDS is how long the load lasts.
 """
 
@@ -162,6 +162,6 @@ def test_four_times_what_can_be_served(tiny_cases: Cases) -> None:
     assert slots == []
     for old, new in zip(memory, grown, strict=True):
         assert new < old * 1.1 + 20
-    # The clock tells who else wants the processors (engine and clients do), processor time does not.
+    # The clock depends on who else wants the processors (engine and clients do): not asserted.
     assert own < OVERHEAD
     assert answers == tally.answered

@@ -154,13 +154,12 @@ class BranchBudget:
         waits for the next; is_open: no EOS is in view. The device waits meanwhile: no call too
         many.
         """
-        share = bisect(FIRST_GAIN_SHARES, (top_prob,))
+        first_share = bisect(FIRST_GAIN_SHARES, (top_prob,))
         candidates = min(candidates, AUTO_BRANCHES[-1])
         choices = tuple(_choices(candidates))
-        steps = concave_steps(choices, self._gains[share][: len(choices)])
+        share = WAITING_GAIN_SHARE if is_waiting else 1.0
+        steps = concave_steps(choices, self._gains[first_share][: len(choices)], share)
         usual_steps = concave_steps(choices, self._gains[-1][: len(choices)])
-        if is_waiting:
-            steps = tuple((added, gain * WAITING_GAIN_SHARE) for added, gain in steps)
         prior = PRIOR_TOKENS_OPEN if is_open else PRIOR_TOKENS
         explores = self._unexplored >= EXPLORE_AFTER and index % LEARN_EVERY == 0
         least = min(candidates, int(explores))

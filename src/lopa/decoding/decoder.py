@@ -22,7 +22,7 @@ from lopa.decoding.policy import LookaheadPolicy, make_policy
 from lopa.decoding.record import make_record
 from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
 from lopa.decoding.round_view import Anchor, RoundView, eos_mask
-from lopa.decoding.row_budget import PRIOR_ROUNDS, Offer, Pace, allocate
+from lopa.decoding.row_budget import PRIOR_ROUNDS, Offer, Pace, RowBudget
 from lopa.decoding.windows import Frame, Pipeline, layout_behind, layout_of_gaps, make_window
 from lopa.types import (
     Automaton,
@@ -202,7 +202,7 @@ class Decoder:
             self._plan = self.search.plan(self.round)
             return self._plan
         if self._offer is not None:
-            self.take(*allocate([self._offer], self.cost, self.pace))
+            self.take(*RowBudget(self.cost).allocate([self._offer], self.pace))
         size, base = self.window.size, self.window.base
         has_eos = [self.has_eos] * (len(self.drafts) + 1)
         blocks: list[list[int]] = [[] for _ in self.drafts]

@@ -84,7 +84,7 @@ class RoundCost:
 
     def host_of_all(self, branches: Sequence[int]) -> float:
         """The host's part of sessions with so many branches each."""
-        by_number = self._host_by_number
+        by_number = self.host_by_number
         return sum([by_number[min(k, AUTO_BRANCHES[-1])] for k in branches])
 
     def host_share(self, tokens: float, branches: Sequence[int]) -> float:
@@ -95,6 +95,19 @@ class RoundCost:
     def host_of(self, branches: IntArray | FloatArray) -> FloatArray:
         """The host's part of sessions with so many branches."""
         found: FloatArray = np.interp(branches, _BRANCHES, self.host or _NO_HOST)
+        return found
+
+    def slope(self, anchors: int) -> float:
+        """Seconds that a token adds to a round, from anchors of about so many up to all branches.
+
+        It is the same for numbers between two powers of two: what is made of it can be kept.
+        """
+        size = anchors.bit_length()
+        found = self._slopes.get(size)
+        if found is None:
+            least, most = 1 << (size - 1), AUTO_BRANCHES[-1] + 1 << (size - 1)
+            rise = self._device_of(most) - self._device_of(least)
+            found = self._slopes[size] = rise / (most - least)
         return found
 
     @property
@@ -157,12 +170,16 @@ class RoundCost:
         return {}
 
     @cached_property
+    def _slopes(self) -> dict[int, float]:
+        return {}
+
+    @cached_property
     def _lists(self) -> tuple[list[float], list[float]]:
         return self._line.tokens.tolist(), self._line.seconds.tolist()
 
     @cached_property
-    def _host_by_number(self) -> list[float]:
-        """By the number of branches, up to the most that auto takes."""
+    def host_by_number(self) -> list[float]:
+        """The host's part of a session by its branches, up to the most that auto takes."""
         found: list[float] = self.host_of(np.arange(AUTO_BRANCHES[-1] + 1)).tolist()
         return found
 

@@ -11,6 +11,8 @@ Pure: the same offers and cost give the same numbers on every rank.
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,11 +23,24 @@ import numpy as np
 
 from lopa.config import AUTO_BRANCHES
 from lopa.decoding.round_cost import RoundCost
-from lopa.types import FloatArray, IntArray
 
 PRIOR_ROUNDS = 3.0  # that what sessions usually bring counts for beside what they have brought
 PACE_DECAY = 0.95  # weight of a round against the one after it
 _LEAST_SLOPE = 1e-15  # seconds a token: rows that cost nothing are no division by 0
+_MOST_STEPS = len(AUTO_BRANCHES) - 1  # of an offer
+_COLUMNS = 5  # of a ranked step
+_MOST_RANKED = 4096  # steps that are kept ranked
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # one by itself: what is made of it can be kept
+class Steps:
+    """What more and more branches are expected to bring, as `concave_steps` makes it."""
+
+    # Branches that each step adds, tokens that it brings: fewer per branch from step to step
+    each: tuple[tuple[int, float], ...] = ()
+
+
+NO_STEPS = Steps()
 
 
 class Offer(NamedTuple):
@@ -33,16 +48,14 @@ class Offer(NamedTuple):
 
     row_length: int  # tokens of a row
     usual: float  # tokens that a round of its anchor alone usually brings
-    # Branches that each step adds, tokens that it brings: fewer per branch from step to step
-    steps: tuple[tuple[int, float], ...]
+    steps: Steps
     least: int = 0  # branches that it has in any case
-    # The same for a round as they usually are, where a number is kept for several
-    usual_steps: tuple[tuple[int, float], ...] = ()
+    usual_steps: Steps = NO_STEPS  # of a usual round, where a number is kept for several
 
     def gain_of(self, branches: int) -> float:
         """Tokens that so many branches are expected to bring over none."""
         gained = 0.0
-        for added, gain in self.steps:
+        for added, gain in self.steps.each:
             branches -= added
             if branches < 0:
                 break
@@ -74,113 +87,118 @@ class Pace:
 NO_OTHERS = Rest()
 
 
-def allocate(
-    offers: Sequence[Offer],  # at least one
-    cost: RoundCost,
-    pace: Pace,
-    rest: Rest = NO_OTHERS,
-) -> list[int]:
-    """The number of branches of each offer. The device may wait meanwhile: no call too many."""
-    if len(offers) == 1:
-        return [_allocate_one(offers[0], cost, pace, rest)]
-    count = len(offers)
-    steps = [step for offer in offers for step in offer.steps]
-    branches, gains = np.array(steps, np.float64).reshape(-1, 2).T
-    owner = np.arange(count).repeat([len(offer.steps) for offer in offers])
-    lengths = np.array([offer.row_length for offer in offers])
-    tokens, anchors = branches * lengths[owner], rest.forwarded + int(lengths.sum())
-    host = _host_steps(branches, owner, cost)
-    # With none of the steps, with the first, with the first two, … in the order of their worth
-    forwarded, gained, on_host = sums = np.zeros((3, len(owner) + 1))
-    each = np.array([tokens, gains, host])
-    # Stable: a session's own steps stay in their order; of equals the first session goes first.
-    order = (-_worth(gains, tokens, host, owner, anchors, cost)).argsort(kind="stable")
-    each = each[:, order]
-    each.cumsum(axis=1, out=sums[:, 1:])
-    forwarded += anchors
-    on_host += rest.host + count * cost.host_of_none
-    seconds = cost.of_rounds(forwarded, on_host, count + rest.sessions)
-    # What such sessions usually bring, in rounds of the best size for that
-    expected = gained + (rest.tokens + sum(offer.usual for offer in offers))
-    likely = int((expected / seconds).argmax())
-    brought = pace.tokens + PRIOR_ROUNDS * float(expected[likely])
-    rate = brought / (pace.seconds + PRIOR_ROUNDS * float(seconds[likely]))
-    taken = order[: (gained - rate * seconds).argmax()]  # of equals the fewest
-    chosen = np.bincount(owner[taken], branches[taken], count).tolist()
-    return [max(int(k), offer.least) for k, offer in zip(chosen, offers, strict=True)]
+class RowBudget:
+    """Shares out the branches of rounds that cost so much."""
+
+    def __init__(self, cost: RoundCost) -> None:
+        self.cost = cost
+        # By the slope of the cost: what `_rank` made of steps and the tokens of a row
+        self._ranked: dict[float, dict[tuple[Steps, int], bytes]] = defaultdict(dict)
+
+    def allocate(
+        self,
+        offers: Sequence[Offer],  # at least one
+        pace: Pace,
+        rest: Rest = NO_OTHERS,
+        *,
+        held: bool = False,  # the numbers are kept for several rounds
+    ) -> list[int]:
+        """The number of branches of each offer. The device may wait meanwhile: no call too many."""
+        if len(offers) == 1:
+            return [self._allocate_one(offers[0], pace, rest, held)]
+        cost, count = self.cost, len(offers)
+        lengths, usual_tokens, steps_now, least, usual_steps = zip(*offers, strict=True)
+        usual, anchors = rest.tokens + sum(usual_tokens), rest.forwarded + sum(lengths)
+        ranked = self._rank_all(usual_steps if held else steps_now, lengths, cost.slope(anchors))
+        steps = np.frombuffer(b"".join(ranked)).reshape(-1, _COLUMNS)
+        # Stable: a session's own steps stay in their order; of equals the first session goes first.
+        order = steps[:, 0].argsort(kind="stable")
+        # With none of the steps, with the first, with the first two, … in the order of their worth
+        sums = np.zeros((len(steps) + 1, _COLUMNS))
+        np.add.accumulate(steps.take(order, axis=0), 0, out=sums[1:])
+        _, forwarded, gained, on_host, _ = sums.T
+        on_host += rest.host + count * cost.host_of_none
+        seconds = cost.of_rounds(forwarded + anchors, on_host, count + rest.sessions)
+        # What such sessions usually bring, in rounds of the best size for that
+        likely = int(((gained + usual) / seconds).argmax())
+        brought = pace.tokens + PRIOR_ROUNDS * (usual + float(gained[likely]))
+        rate = brought / (pace.seconds + PRIOR_ROUNDS * float(seconds[likely]))
+        taken = order[: (gained - rate * seconds).argmax()]  # of equals the fewest
+        chosen = np.bincount(taken // _MOST_STEPS, steps[taken, 4], count).astype(np.int64)
+        return list(map(max, chosen.tolist(), least))
+
+    def _allocate_one(self, offer: Offer, pace: Pace, rest: Rest, held: bool) -> int:
+        """The same for a single offer, whose steps have an order: without arrays."""
+        cost = self.cost
+
+        def seconds_of(branches: int) -> float:
+            tokens = offer.row_length * (branches + 1)
+            if not rest.sessions:
+                return cost.of_one(tokens, branches)
+            host = rest.host + cost.host_of_all((branches,))
+            return cost.of_round(rest.forwarded + tokens, host, rest.sessions + 1)
+
+        taken, gained = 0, 0.0
+        found = [(0, 0.0, seconds_of(0))]  # branches, tokens gained, seconds
+        for added, gain in (offer.usual_steps if held else offer.steps).each:
+            taken, gained = taken + added, gained + gain
+            found.append((taken, gained, seconds_of(taken)))
+        # What such sessions usually bring, in rounds of the best size for that
+        usual = rest.tokens + offer.usual
+        _, more, seconds = max(found, key=lambda one: (usual + one[1]) / one[2])
+        brought = pace.tokens + PRIOR_ROUNDS * (usual + more)
+        rate = brought / (pace.seconds + PRIOR_ROUNDS * seconds)
+        best = max(found, key=lambda one: one[1] - rate * one[2])  # of equals the fewest
+        return max(best[0], offer.least)
+
+    def _rank_all(
+        self, steps: Sequence[Steps], lengths: Sequence[int], slope: float
+    ) -> list[bytes]:
+        """`_rank` of each session's steps; sessions offer the same ones for several rounds."""
+        kept = self._ranked[slope]
+        if len(kept) > _MOST_RANKED:
+            kept.clear()
+        found = [*filter(None, map(kept.get, zip(steps, lengths, strict=True)))]
+        if len(found) == len(steps):
+            return found
+        for key in zip(steps, lengths, strict=True):
+            if key not in kept:
+                kept[key] = _rank(*key, slope, self.cost.host_by_number)
+        return [kept[key] for key in zip(steps, lengths, strict=True)]
 
 
-def _allocate_one(offer: Offer, cost: RoundCost, pace: Pace, rest: Rest) -> int:
-    """The same for a single offer, whose steps have an order: without arrays."""
+def _rank(steps: Steps, row_length: int, slope: float, host: Sequence[float]) -> bytes:
+    """[_MOST_STEPS, _COLUMNS] fp64: minus a step's worth, and its tokens, gain, host, branches.
 
-    def seconds_of(branches: int) -> float:
-        tokens = offer.row_length * (branches + 1)
-        if not rest.sessions:
-            return cost.of_one(tokens, branches)
-        host = rest.host + cost.host_of_all((branches,))
-        return cost.of_round(rest.forwarded + tokens, host, rest.sessions + 1)
-
-    taken, gained = 0, 0.0
-    found = [(0, 0.0, seconds_of(0))]  # branches, tokens gained, seconds
-    for added, gain in offer.steps:
-        taken, gained = taken + added, gained + gain
-        found.append((taken, gained, seconds_of(taken)))
-    # What such sessions usually bring, in rounds of the best size for that
-    usual = rest.tokens + offer.usual
-    _, more, seconds = max(found, key=lambda one: (usual + one[1]) / one[2])
-    brought = pace.tokens + PRIOR_ROUNDS * (usual + more)
-    rate = brought / (pace.seconds + PRIOR_ROUNDS * seconds)
-    best = max(found, key=lambda one: one[1] - rate * one[2])  # of equals the fewest
-    return max(best[0], offer.least)
-
-
-def _host_steps(branches: FloatArray, owner: IntArray, cost: RoundCost) -> FloatArray:
-    """Seconds that each step costs the host beside the steps before it."""
-    if not cost.host:
-        return np.zeros(len(branches))
-    after = branches.cumsum()
-    after -= (after - branches)[owner.searchsorted(owner)]  # of this session alone
-    return cost.host_of(after) - cost.host_of(after - branches)
-
-
-def _worth(
-    gains: FloatArray,
-    tokens: FloatArray,
-    host: FloatArray,
-    owner: IntArray,
-    anchors: int,  # tokens of a round without the steps
-    cost: RoundCost,
-) -> FloatArray:
-    """What each step brings for its time, never rising within a session.
-
-    The first branch may cost the host more than those behind it: a step is worth what it brings
-    together with the steps behind it, where that is more.
+    A step is worth what it brings for its time. The first branch may cost the host more than those
+    behind it: a step is worth what it brings together with the steps behind it, where that is more.
+    It is never worth more than the step before it. slope: seconds a token; host: seconds by the
+    number of branches.
     """
-    if not cost.host:
-        return gains / tokens
-    whole = float(tokens.sum())
-    fewest, most = cost.of_rounds(np.array([anchors, anchors + whole]), 0.0, 1).tolist()
-    seconds = tokens * max((most - fewest) / max(whole, 1.0), _LEAST_SLOPE) + host
-    worth: FloatArray = gains / seconds
-    gained, spent = gains, seconds
-    for more in range(1, len(AUTO_BRANCHES) - 1):
-        gained, spent = gained[:-1] + gains[more:], spent[:-1] + seconds[more:]
-        here = worth[:-more]
-        np.maximum(here, gained / spent, out=here, where=owner[:-more] == owner[more:])
-    same = owner[1:] == owner[:-1]
-    for _ in AUTO_BRANCHES[2:]:
-        worth[1:] = np.where(same, np.minimum(worth[1:], worth[:-1]), worth[1:])
-    return worth
+    rows, each, taken = [], [], 0
+    for added, gain in steps.each:
+        tokens, on_host = added * row_length, host[taken + added] - host[taken]
+        rows.append((tokens, gain, on_host, added))
+        each.append((gain, tokens * max(slope, _LEAST_SLOPE) + on_host))
+        taken += added
+    found, least = np.full((_MOST_STEPS, _COLUMNS), (math.inf, 0.0, 0.0, 0.0, 0.0)), math.inf
+    for first, row in enumerate(rows):
+        gained = spent = worth = 0.0
+        for gain, seconds in each[first:]:
+            gained, spent = gained + gain, spent + seconds
+            worth = max(worth, gained / spent)
+        least = min(least, worth)
+        found[first] = -least, *row
+    return found.tobytes()
 
 
-@lru_cache(maxsize=1024)  # sessions that have learned nothing yet have the same gains
-def concave_steps(
-    choices: tuple[int, ...], gains: tuple[float, ...]
-) -> tuple[tuple[int, float], ...]:
-    """Branches and tokens that each step adds, with falling gains per branch.
+@lru_cache(maxsize=4096)  # a session's gains are the same for several rounds
+def concave_steps(choices: tuple[int, ...], gains: tuple[float, ...], share: float = 1.0) -> Steps:
+    """Steps from one choice to the next, with falling gains per branch.
 
-    choices: numbers of branches, rising from 0; gains: of each over none. A choice that gains less
-    per branch than the one behind it is passed over, and so is one that gains nothing.
+    choices: numbers of branches, rising from 0; gains: of each over none, of which a share counts.
+    A choice that gains less per branch than the one behind it is passed over, and so is one that
+    gains nothing.
     """
     hull = [(0, 0.0)]
     for count, gain in zip(choices, gains, strict=True):
@@ -191,4 +209,4 @@ def concave_steps(
             hull.pop()
         if gain > hull[-1][1]:
             hull.append((count, gain))
-    return tuple((b1 - b0, g1 - g0) for (b0, g0), (b1, g1) in pairwise(hull))
+    return Steps(tuple((b1 - b0, (g1 - g0) * share) for (b0, g0), (b1, g1) in pairwise(hull)))

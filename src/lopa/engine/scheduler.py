@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 
 from lopa.decoding.round_cost import RoundCost
-from lopa.decoding.row_budget import NO_OTHERS, Pace, Rest, allocate
+from lopa.decoding.row_budget import NO_OTHERS, Pace, Rest, RowBudget
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
 from lopa.engine.engine_lock import EngineLock
 from lopa.engine.output import Event
@@ -77,6 +77,7 @@ class Scheduler(Engine):
         # Of the last round: what the device would have waited for the host, and records
         self.host_seconds = self.record_seconds = 0.0
         self._pace = Pace()
+        self._budget: RowBudget | None = None  # as soon as a session leaves its number open
         self._launched = 0  # rounds
         self._holds = False  # whether numbers of branches are kept for several rounds
         # Of a session in the round that was launched last: tokens forwarded, branches
@@ -213,6 +214,8 @@ class Scheduler(Engine):
                 forwarded += self.runner.cost(plan)
                 tokens += session.decoder.usual_tokens
         cost = self.cost = offering[0].decoder.cost  # one for all: sessions of one model
+        if self._budget is None or self._budget.cost is not cost:
+            self._budget = RowBudget(cost)
         # A session that is alone has its own pace: what ran before it is no matter.
         pace = self._pace if len(self.running) > 1 else offering[0].decoder.pace
         rest = NO_OTHERS
@@ -220,9 +223,8 @@ class Scheduler(Engine):
             rest = Rest(len(others), forwarded, tokens, cost.host_of_all(others))
         anchors = forwarded + sum(offer.row_length for offer in offers)
         self._holds = cost.host_share(anchors, [0] * len(sessions)) >= HOLD_FROM_SHARE
-        if self._holds:
-            offers = [offer._replace(steps=offer.usual_steps) for offer in offers]
-        return dict(zip(offering, allocate(offers, cost, pace, rest), strict=True))
+        chosen = self._budget.allocate(offers, pace, rest, held=self._holds)
+        return dict(zip(offering, chosen, strict=True))
 
     def _admit(self) -> None:
         new: list[Session] = []

@@ -11,7 +11,7 @@ from functools import lru_cache
 from lopa.config import AUTO_BRANCHES, DecodeConfig
 from lopa.decoding.branch_budget import BranchBudget
 from lopa.decoding.round_cost import USUAL_ROW, RoundCost
-from lopa.decoding.row_budget import Pace, allocate
+from lopa.decoding.row_budget import Pace, RowBudget
 
 _TOP_PROB = 0.5  # of the best candidate, neither confident nor not
 
@@ -21,6 +21,6 @@ def expected_rate(cost: RoundCost, running: int) -> float:
     """Tokens per second of one more request beside those that run."""
     offer = BranchBudget(DecodeConfig().accept).offer(USUAL_ROW, AUTO_BRANCHES[-1], _TOP_PROB)
     offers = [offer] * (running + 1)
-    chosen = allocate(offers, cost, Pace())
+    chosen = RowBudget(cost).allocate(offers, Pace())
     tokens = sum(offer.usual + offer.gain_of(k) for k in chosen) / len(offers)
     return tokens / cost(USUAL_ROW * sum(k + 1 for k in chosen), chosen)
