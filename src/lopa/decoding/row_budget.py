@@ -12,12 +12,13 @@ Pure: the same offers and cost give the same numbers on every rank.
 from __future__ import annotations
 
 import math
+import struct
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -29,6 +30,8 @@ PACE_DECAY = 0.95  # weight of a round against the one after it
 _LEAST_SLOPE = 1e-15  # seconds a token: rows that cost nothing are no division by 0
 _MOST_STEPS = len(AUTO_BRANCHES) - 1  # of an offer
 _COLUMNS = 5  # of a ranked step
+_NO_STEP = (math.inf, 0.0, 0.0, 0.0, 0.0)  # ranks last
+_PACKED = struct.Struct(f"{_MOST_STEPS * _COLUMNS}d").pack
 _MOST_RANKED = 4096  # steps that are kept ranked
 
 
@@ -158,38 +161,40 @@ class RowBudget:
         kept = self._ranked[slope]
         if len(kept) > _MOST_RANKED:
             kept.clear()
-        found = [*filter(None, map(kept.get, zip(steps, lengths, strict=True)))]
-        if len(found) == len(steps):
-            return found
-        for key in zip(steps, lengths, strict=True):
-            if key not in kept:
-                kept[key] = _rank(*key, slope, self.cost.host_by_number)
-        return [kept[key] for key in zip(steps, lengths, strict=True)]
+        keys = list(zip(steps, lengths, strict=True))
+        found = list(map(kept.get, keys))
+        while None in found:
+            new = found.index(None)
+            found[new] = kept[keys[new]] = _rank(*keys[new], slope, self.cost.host_by_number)
+        return cast("list[bytes]", found)
 
 
 def _rank(steps: Steps, row_length: int, slope: float, host: Sequence[float]) -> bytes:
     """[_MOST_STEPS, _COLUMNS] fp64: minus a step's worth, and its tokens, gain, host, branches.
 
-    A step is worth what it brings for its time. The first branch may cost the host more than those
-    behind it: a step is worth what it brings together with the steps behind it, where that is more.
-    It is never worth more than the step before it. slope: seconds a token; host: seconds by the
-    number of branches.
+    A step is worth what it brings for its time, and never more than the one before it. The first
+    branch may cost the host more than those behind it: a step that is worth less than the next one
+    goes with it, and both are worth what they bring together. slope: seconds a token; host: seconds
+    by the number of branches.
     """
-    rows, each, taken = [], [], 0
+    rows: list[tuple[float, ...]] = []
+    runs: list[tuple[float, float, int]] = []  # steps that go together: gain, seconds, how many
+    slope, taken = max(slope, _LEAST_SLOPE), 0
     for added, gain in steps.each:
         tokens, on_host = added * row_length, host[taken + added] - host[taken]
-        rows.append((tokens, gain, on_host, added))
-        each.append((gain, tokens * max(slope, _LEAST_SLOPE) + on_host))
         taken += added
-    found, least = np.full((_MOST_STEPS, _COLUMNS), (math.inf, 0.0, 0.0, 0.0, 0.0)), math.inf
-    for first, row in enumerate(rows):
-        gained = spent = worth = 0.0
-        for gain, seconds in each[first:]:
-            gained, spent = gained + gain, spent + seconds
-            worth = max(worth, gained / spent)
-        least = min(least, worth)
-        found[first] = -least, *row
-    return found.tobytes()
+        rows.append((tokens, gain, on_host, added))
+        gained, seconds, count = gain, tokens * slope + on_host, 1
+        while runs and runs[-1][0] * seconds < gained * runs[-1][1]:
+            before = runs.pop()
+            gained, seconds, count = gained + before[0], seconds + before[1], count + before[2]
+        runs.append((gained, seconds, count))
+    found: list[float] = []
+    for gained, seconds, count in runs:
+        for row in rows[len(found) // _COLUMNS :][:count]:
+            found += -gained / seconds, *row
+    found += _NO_STEP * (_MOST_STEPS - len(rows))
+    return _PACKED(*found)
 
 
 @lru_cache(maxsize=4096)  # a session's gains are the same for several rounds
