@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left as bisect
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 from lopa.config import AUTO_BRANCHES, AcceptName
@@ -156,7 +157,7 @@ class BranchBudget:
         """
         first_share = bisect(FIRST_GAIN_SHARES, (top_prob,))
         candidates = min(candidates, AUTO_BRANCHES[-1])
-        choices = tuple(_choices(candidates))
+        choices = _choices(candidates)
         share = WAITING_GAIN_SHARE if is_waiting else 1.0
         steps = concave_steps(choices, self._gains[first_share][: len(choices)], share)
         usual_steps = concave_steps(choices, self._gains[-1][: len(choices)])
@@ -166,9 +167,10 @@ class BranchBudget:
         return Offer(row_length, prior, steps, least, usual_steps)
 
 
-def _choices(candidates: int) -> list[int]:
+@lru_cache
+def _choices(candidates: int) -> tuple[int, ...]:
     """Numbers of branches to choose from."""
-    return [*(k for k in AUTO_BRANCHES if k < candidates), candidates]
+    return *(k for k in AUTO_BRANCHES if k < candidates), candidates
 
 
 def _merged(outcome: Outcome, scores: list[float], winners: list[int]) -> list[BoolArray | None]:

@@ -76,7 +76,7 @@ class Decoder:
         self.cost = cost if config.objective == "speed" else EVERY_ROUND_THE_SAME
         self.budget = BranchBudget(config.accept) if config.branches == "auto" else None
         self._offer: Offer | None = None
-        self._taken: Offer | None = None  # of which the next round has its branches
+        self._gain = 0.0  # tokens that the branches taken of an offer are expected to add
         self._held, self._held_rounds = 0, 0  # branches, in so many rounds after the next
         self._is_held = False  # whether the next round's were kept
         self.pace = Pace()  # of its rounds, as if it were alone; for branches auto
@@ -181,7 +181,9 @@ class Decoder:
         The rounds behind the first one offer none.
         """
         self.drafts = self.drafts[:branches]
-        self._taken, self._offer = self._offer, None
+        if self._offer is not None:
+            self._gain = self._offer.gain_of(len(self.drafts), held=rounds > 1)
+        self._offer = None
         self._held, self._held_rounds = branches, rounds - 1
 
     @property
@@ -268,7 +270,7 @@ class Decoder:
             return self._choose_length(plan, stats)
         if plan is None or frame is None:
             raise RuntimeError("statistics without a plan")
-        drafts, taken, was_held = self.drafts, self._taken, self._is_held
+        drafts, gain, was_held = self.drafts, self._gain, self._is_held
         base, size, mask_id = self.window.base, self.window.size, None
         if self.config.edits:
             mask_id = self.mask_id
@@ -299,7 +301,7 @@ class Decoder:
             self._held_rounds -= 1
             most = self._held
         else:
-            self._taken = None
+            self._gain = 0.0
         if most:
             own = fills.chosen[: frame.blocks[winner] * view.size]  # of the row's own blocks
             self.drafts = self._spawn(view, drafts, winner, own, frame.may_force[winner], most)
@@ -328,7 +330,7 @@ class Decoder:
             spawned=self.drafts,
             fill_rule=self.fill_rule,
             prompt=self.prompt,
-            offer=taken,
+            expected_gain=gain,
             is_held=was_held,
         )
         if self._offer is not None and self.round < len(self.known_branches):
@@ -354,8 +356,7 @@ class Decoder:
             ends = outcome.frame.row_ends
             tokens = sum(ends) - len(ends) * start
             self.pace.add(self.brought, self.cost.of_one(tokens, len(outcome.drafts)))
-        offer = outcome.offer
-        self.expected_gain = 0.0 if offer is None else offer.gain_of(len(outcome.drafts))
+        self.expected_gain = outcome.expected_gain
         self.policy.observe(outcome)
         blocks = self.window.block_views(outcome.frame, outcome.winner, outcome.fills.masks)
         return make_record(outcome, blocks)

@@ -14,7 +14,6 @@ import numpy as np
 from lopa.decoding.fill import Filled, FillRule, with_others
 from lopa.decoding.lookahead import Selection
 from lopa.decoding.round_view import RoundView, eos_mask
-from lopa.decoding.row_budget import Offer
 from lopa.decoding.windows import Frame
 from lopa.types import BoolArray, Draft, Plan, Stats
 
@@ -49,7 +48,7 @@ class Outcome:
     spawned: list[Draft]  # drafts for the next round
     fill_rule: FillRule
     prompt: int  # its length
-    offer: Offer | None = None  # of its branches, where their number was a choice
+    expected_gain: float = 0.0  # tokens of its branches, where their number was a choice
     is_held: bool = False  # whether that number was kept from the round before
 
     @property

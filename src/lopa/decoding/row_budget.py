@@ -55,10 +55,14 @@ class Offer(NamedTuple):
     least: int = 0  # branches that it has in any case
     usual_steps: Steps = NO_STEPS  # of a usual round, where a number is kept for several
 
-    def gain_of(self, branches: int) -> float:
-        """Tokens that so many branches are expected to bring over none."""
+    def steps_of(self, held: bool) -> Steps:
+        """held: the number is kept for several rounds."""
+        return self.usual_steps if held else self.steps
+
+    def gain_of(self, branches: int, *, held: bool = False) -> float:
+        """Tokens that so many branches are expected to bring over none, in a round."""
         gained = 0.0
-        for added, gain in self.steps.each:
+        for added, gain in self.steps_of(held).each:
             branches -= added
             if branches < 0:
                 break
@@ -134,25 +138,25 @@ class RowBudget:
         """The same for a single offer, whose steps have an order: without arrays."""
         cost = self.cost
 
-        def seconds_of(branches: int) -> float:
-            tokens = offer.row_length * (branches + 1)
-            if not rest.sessions:
-                return cost.of_one(tokens, branches)
-            host = rest.host + cost.host_of_all((branches,))
-            return cost.of_round(rest.forwarded + tokens, host, rest.sessions + 1)
-
         taken, gained = 0, 0.0
-        found = [(0, 0.0, seconds_of(0))]  # branches, tokens gained, seconds
-        for added, gain in (offer.usual_steps if held else offer.steps).each:
+        found = []  # branches, tokens gained, seconds
+        for added, gain in ((0, 0.0), *offer.steps_of(held).each):
             taken, gained = taken + added, gained + gain
-            found.append((taken, gained, seconds_of(taken)))
+            tokens = offer.row_length * (taken + 1)
+            if rest.sessions:
+                host = rest.host + cost.host_of_all((taken,))
+                seconds = cost.of_round(rest.forwarded + tokens, host, rest.sessions + 1)
+            else:
+                seconds = cost.of_one(tokens, taken)
+            found.append((taken, gained, seconds))
         # What such sessions usually bring, in rounds of the best size for that
         usual = rest.tokens + offer.usual
-        _, more, seconds = max(found, key=lambda one: (usual + one[1]) / one[2])
+        rates = [(usual + gained) / seconds for _, gained, seconds in found]
+        _, more, seconds = found[rates.index(max(rates))]
         brought = pace.tokens + PRIOR_ROUNDS * (usual + more)
         rate = brought / (pace.seconds + PRIOR_ROUNDS * seconds)
-        best = max(found, key=lambda one: one[1] - rate * one[2])  # of equals the fewest
-        return max(best[0], offer.least)
+        left = [gained - rate * seconds for _, gained, seconds in found]
+        return max(found[left.index(max(left))][0], offer.least)  # of equals the fewest
 
     def _rank_all(
         self, steps: Sequence[Steps], lengths: Sequence[int], slope: float
