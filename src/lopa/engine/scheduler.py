@@ -28,8 +28,9 @@ from lopa.runner.base import InFlight, Runner
 from lopa.types import Plan, Stats
 
 # Where the host takes at least this share of the device's time, branches are weighed in one of so
-# many rounds, of all sessions together, and kept in between: weighing takes the host time, too.
-HOLD_FROM_SHARE, HOLD_ROUNDS = 0.25, 8
+# many rounds, of all sessions together, and kept in between: weighing takes the host time, too. A
+# session that comes in between has as many as most others.
+HOLD_FROM_SHARE, HOLD_ROUNDS = 0.25, 16
 
 
 @dataclass(slots=True)
@@ -79,7 +80,8 @@ class Scheduler(Engine):
         self._pace = Pace()
         self._budget: RowBudget | None = None  # as soon as a session leaves its number open
         self._launched = 0  # rounds
-        self._holds = False  # whether numbers of branches are kept for several rounds
+        self._weighed_at = 0  # how many there were when branches were weighed last
+        self._kept: int | None = None  # branches of most sessions then; None: weigh every time
         # Of a session in the round that was launched last: tokens forwarded, branches
         self._tokens_each = self._branches_each = 0.0
 
@@ -166,7 +168,7 @@ class Scheduler(Engine):
         in_flight = {session for one in self.in_flight for session in one.sessions}
         ready = [session for session in self.running if session not in in_flight]
         turn: list[Session] = []
-        chosen = self._choose_branches(ready[:most])
+        chosen, rounds = self._choose_branches(ready[:most])
         forwarded, branches = 0, []
         for session in ready[:most]:
             offer = session.decoder.offer
@@ -184,9 +186,6 @@ class Scheduler(Engine):
         if turn:
             self._tokens_each = forwarded / len(turn)
             self._branches_each = sum(branches) / len(turn)
-        rounds = 1
-        if self._holds:
-            rounds = HOLD_ROUNDS - (self._launched % HOLD_ROUNDS if len(turn) > 1 else 0)
         for session in turn:
             if session in chosen:
                 session.decoder.take(chosen[session], rounds)
@@ -194,8 +193,8 @@ class Scheduler(Engine):
             return turn, 0.0
         return turn, self.cost(forwarded, branches)
 
-    def _choose_branches(self, sessions: list[Session]) -> dict[Session, int]:
-        """Of all sessions that leave their number open, in one budget.
+    def _choose_branches(self, sessions: list[Session]) -> tuple[dict[Session, int], int]:
+        """Of all sessions that leave their number open, in one budget; and for how many rounds.
 
         Sessions that have to wait for their turn count too: the rounds that they wait for are like
         this one.
@@ -203,7 +202,10 @@ class Scheduler(Engine):
         found = [(session, session.decoder.offer) for session in sessions]
         offering = [session for session, offer in found if offer is not None]
         if not offering:
-            return {}
+            return {}, 1
+        age, alone = self._launched - self._weighed_at, len(self.running) == 1
+        if self._kept is not None and age < HOLD_ROUNDS and not alone:
+            return dict.fromkeys(offering, self._kept), HOLD_ROUNDS - age
         offers = [offer for _, offer in found if offer is not None]
         others: list[int] = []  # branches of each
         forwarded, tokens = 0, 0.0
@@ -217,14 +219,17 @@ class Scheduler(Engine):
         if self._budget is None or self._budget.cost is not cost:
             self._budget = RowBudget(cost)
         # A session that is alone has its own pace: what ran before it is no matter.
-        pace = self._pace if len(self.running) > 1 else offering[0].decoder.pace
+        pace = offering[0].decoder.pace if alone else self._pace
         rest = NO_OTHERS
         if others:
             rest = Rest(len(others), forwarded, tokens, cost.host_of_all(others))
         anchors = forwarded + sum(offer.row_length for offer in offers)
-        self._holds = cost.host_share(anchors, [0] * len(sessions)) >= HOLD_FROM_SHARE
-        chosen = self._budget.allocate(offers, pace, rest, held=self._holds)
-        return dict(zip(offering, chosen, strict=True))
+        held = cost.host_share(anchors, [0] * len(sessions)) >= HOLD_FROM_SHARE
+        chosen = self._budget.allocate(offers, pace, rest, held=held)
+        self._weighed_at, self._kept = self._launched, None
+        if held and not alone:
+            self._kept = sorted(chosen)[len(chosen) // 2]
+        return dict(zip(offering, chosen, strict=True)), HOLD_ROUNDS if held else 1
 
     def _admit(self) -> None:
         new: list[Session] = []

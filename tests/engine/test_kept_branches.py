@@ -1,0 +1,99 @@
+"""Where the host is what takes long, numbers of branches are weighed now and then, and kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lopa import LLM, DecodeConfig
+from lopa.decoding.round_cost import RoundCost
+from lopa.decoding.row_budget import RowBudget
+from lopa.engine import scheduler
+from lopa.engine.session import Session
+
+POINTS = ((8, 0.010), (4096, 0.012))
+DEAR_HOST = RoundCost(POINTS, (0.005, 0.0055, 0.006, 0.0065, 0.007))
+CHEAP_HOST = RoundCost(POINTS, (0.0001,) * 5)
+CONFIG = DecodeConfig(max_new_tokens=160, block_size=8, branches="auto")
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("dummy:dream-tiny", device="cpu", dtype="float32")
+
+
+@pytest.fixture
+def weighed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many sessions were weighed each time."""
+    found: list[int] = []
+    allocate = RowBudget.allocate
+
+    def counted(budget: RowBudget, offers: Any, *args: Any, **more: Any) -> list[int]:
+        found.append(len(offers))
+        return allocate(budget, offers, *args, **more)
+
+    monkeypatch.setattr(RowBudget, "allocate", counted)
+    return found
+
+
+def session(llm: LLM, seed: int, cost: RoundCost) -> Session:
+    return llm.session([3 + (7 * seed + 5 * i) % 200 for i in range(9)], CONFIG, cost=cost)
+
+
+def branches(of: Session) -> list[int]:
+    return [len(record.branches) - 1 for record in of.trace.rounds]
+
+
+def test_one_that_joins_has_as_many_as_most(llm: LLM, weighed: list[int]) -> None:
+    engine = llm.engine(max_running=4)
+    for seed in range(3):
+        engine.add(session(llm, seed, DEAR_HOST))
+    for _ in range(4):
+        engine.step()
+    others = [branches(one)[-1] for one in engine.running]
+    late = session(llm, 3, DEAR_HOST)
+    engine.add(late)
+    for _ in range(4):
+        engine.step()
+    engine.close()
+    assert weighed == [3]  # all that ran, when they first left it open
+    assert branches(late) == [0, *[sorted(others)[1]] * 3]
+
+
+def test_all_are_weighed_again_together(llm: LLM, weighed: list[int]) -> None:
+    engine = llm.engine(max_running=4)
+    for seed in range(4):
+        engine.add(session(llm, seed, DEAR_HOST))
+    for _ in range(2 + scheduler.HOLD_ROUNDS):
+        engine.step()
+    engine.close()
+    assert weighed == [4, 4]
+
+
+def test_where_the_device_is_what_takes_long_every_round_is_weighed(
+    llm: LLM, weighed: list[int]
+) -> None:
+    engine = llm.engine(max_running=4)
+    for seed in range(2):
+        engine.add(session(llm, seed, CHEAP_HOST))
+    for _ in range(6):
+        engine.step()
+    engine.close()
+    assert weighed == [2] * 5  # the first round has nothing to look ahead at
+
+
+def test_alone_nothing_is_taken_over_from_others(llm: LLM) -> None:
+    answers = []
+    for before in (0, 3):
+        engine = llm.engine(max_running=4)
+        for seed in range(1, 1 + before):
+            engine.add(session(llm, seed, DEAR_HOST))
+        while engine.busy:
+            engine.step()
+        one = session(llm, 0, DEAR_HOST)
+        engine.add(one)
+        while engine.busy:
+            engine.step()
+        answers.append((branches(one), one.trace.token_ids))
+    assert answers[0] == answers[1]
