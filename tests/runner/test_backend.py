@@ -40,7 +40,7 @@ def test_backends_that_are_not_there() -> None:
         ("llada2-mini", 512, None),
         ("llada2-flash", 1024, None),
         ("sdar-30b-a3b", 768, None),
-        ("llada2-mini", 24, "experts of widths that 16 divides"),
+        ("llada2-mini", 24, "experts of widths that 16 divides"),  # 48 bytes in bf16, 24 in fp8
     ],
 )
 def test_kernels_for_mixtures(name: str, inner: int, expected: str | None) -> None:

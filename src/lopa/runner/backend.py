@@ -18,7 +18,8 @@ from lopa.runner.kv_cache import KVCache
 
 MakeBackend = Callable[[Transformer, KVCache], TorchBackend]
 _HEAD_DIMS = (16, 32, 64, 128, 256)  # that the tensor cores take
-_WIDTH = 16  # bytes, which rows of weights are copied by
+# Elements of an expert's row of weights: whole copies of 16 bytes in every dtype, fp8 and int8 too.
+_EXPERT_WIDTH = 16
 
 
 def choose_backend(name: str, config: ModelConfig, device: torch.device) -> MakeBackend:
@@ -57,6 +58,8 @@ def why_not_triton(config: ModelConfig, device: torch.device) -> str | None:
     if config.head_dim not in _HEAD_DIMS:
         return f"has no kernel for heads of {config.head_dim}"
     mixture = config.mixture
-    if mixture is not None and (mixture.inner % _WIDTH or config.hidden_size % _WIDTH):
-        return f"has kernels for experts of widths that {_WIDTH} divides"
+    if mixture is not None and (
+        mixture.inner % _EXPERT_WIDTH or config.hidden_size % _EXPERT_WIDTH
+    ):
+        return f"has kernels for experts of widths that {_EXPERT_WIDTH} divides"
     return None
