@@ -24,7 +24,7 @@ from schema_cases import BRANCHES, TEMPERATURES, WINDOWS, check_schemas, random_
 
 from lopa import LLM  # noqa: E402
 from lopa.distributed.parallel_llm import ParallelLLM  # noqa: E402
-from lopa.engine.llm import BaseLLM  # noqa: E402
+from lopa.engine.base_llm import BaseLLM  # noqa: E402
 
 CHUNK = 25  # schemas that are decoded together
 TURNS = len(BRANCHES) * len(TEMPERATURES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lopa.decoding.decoder import Decoder
-from lopa.engine.llm import BaseLLM
+from lopa.engine.base_llm import BaseLLM
 from lopa.engine.output import Output
 from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session

@@ -15,7 +15,7 @@ from made_up_schemas import made_up
 from safetensors.torch import load_file, save_file
 
 import lopa
-from lopa.engine.llm import BaseLLM
+from lopa.engine.base_llm import BaseLLM
 from lopa.errors import ConfigError
 
 TINY = Path(lopa.__file__).parent / "tiny"

@@ -11,7 +11,7 @@ from schema_cases import check_regexes, check_schemas, random_model
 
 from lopa import LLM
 from lopa.distributed.parallel_llm import ParallelLLM
-from lopa.engine.llm import BaseLLM
+from lopa.engine.base_llm import BaseLLM
 
 SHARE = int(os.environ.get("LOPA_SCHEMA_SHARE", "1"))  # one of so many is decoded
 

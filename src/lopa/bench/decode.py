@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lopa.config import DecodeConfig
-from lopa.engine.llm import BaseLLM
+from lopa.engine.base_llm import BaseLLM
 from lopa.engine.prompts import Prompt
 from lopa.runner.device_timer import DeviceTimer
 from lopa.runner.paged import PagedRunner

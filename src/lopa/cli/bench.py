@@ -32,7 +32,7 @@ from lopa.config import AUTO_BRANCHES
 from lopa.distributed.launch import PARENT, launch_info, run_ranks
 
 if TYPE_CHECKING:
-    from lopa.engine.llm import BaseLLM
+    from lopa.engine.base_llm import BaseLLM
     from lopa.tasks.problem import Problem
 
 bench = typer.Typer(no_args_is_help=True, help="Measure speed on this machine.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lopa.version import VERSION
 
 if TYPE_CHECKING:
-    from lopa.engine.llm import BaseLLM
+    from lopa.engine.base_llm import BaseLLM
 
 
 def environment(llm: BaseLLM) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from lopa.models.files import BUILT_IN
 
 if TYPE_CHECKING:
     from lopa.config import DecodeConfig
-    from lopa.engine.llm import LLM, BaseLLM
+    from lopa.engine.base_llm import BaseLLM
+    from lopa.engine.llm import LLM
     from lopa.engine.output import Event, Output
 
 _EXAMPLE = "Question: Why is the sky blue in the day and red in the evening?\nAnswer:"

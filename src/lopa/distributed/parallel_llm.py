@@ -16,7 +16,7 @@ from lopa.distributed.remote_engine import RemoteEngine
 from lopa.distributed.supervisor import Supervisor
 from lopa.engine import loader
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET
-from lopa.engine.llm import BaseLLM
+from lopa.engine.base_llm import BaseLLM
 from lopa.engine.loader import LoadOptions
 from lopa.errors import ConfigError
 from lopa.models import part

@@ -12,7 +12,7 @@ from lopa.distributed.mesh import Mesh
 from lopa.distributed.tensor_parallel import join_parts, part_of
 from lopa.engine import cost_measurement, loader
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET
-from lopa.engine.llm import BaseLLM
+from lopa.engine.base_llm import BaseLLM
 from lopa.engine.loader import LoadOptions
 from lopa.engine.scheduler import Scheduler
 from lopa.models import checkpoint

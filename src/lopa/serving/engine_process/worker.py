@@ -42,7 +42,7 @@ from lopa.serving.ipc import Channel
 from lopa.serving.jobs import PATTERNS, Accepted, Event, Failed, Job, pack
 
 if TYPE_CHECKING:
-    from lopa.engine.llm import BaseLLM
+    from lopa.engine.base_llm import BaseLLM
 
 _SUFFIX = "the suffix"
 _NOTE_SECONDS = 1.0  # of compiling kernels, until the log says so
