@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from lopa import LLM, DecodeConfig
-from lopa.config import PAPER
 from lopa.evaluation.evaluate import evaluate
+from lopa.presets import PAPER
 from lopa.tasks import ROOM
 
 # name: dtype, quantize; fp32 first, since the others are held against it

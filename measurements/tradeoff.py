@@ -19,7 +19,7 @@ from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
 
-from lopa.config import PAPER
+from lopa.presets import PAPER
 from lopa.tasks import ROOM
 
 BRANCHES = (7, 0, 3, 1, 14)

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lopa.config import PAPER, PRESETS, DecodeConfig, options_of, with_changes
+from lopa.config import DecodeConfig, options_of, with_changes
 from lopa.errors import ConfigError
+from lopa.presets import PAPER, PRESETS
 
 
 def test_defaults_by_decoder() -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from lopa.errors import ConfigError
 from lopa.option_help import FIELDS
+from lopa.presets import PAPER, preset_options
 
 DecoderName = Literal["vanilla", "fast-dllm", "sdar", "llada2", "d2f", "lopa"]
 WindowName = Literal["canvas", "blocks", "pipeline"]
@@ -445,9 +446,7 @@ class DecodeConfig:
     @classmethod
     def preset(cls, task: str, **changes: Any) -> DecodeConfig:
         """The settings published with the paper for a task, with changes on top."""
-        if task not in PRESETS:
-            raise ConfigError(f"no preset {task!r}: choose from {', '.join(PRESETS)}")
-        return cls(**with_changes({**_PUBLISHED, **PRESETS[task]}, changes))
+        return cls(**with_changes(preset_options(task), changes))
 
     def changed(self, **changes: Any) -> DecodeConfig:
         """The same settings with some of them changed.
@@ -457,33 +456,6 @@ class DecodeConfig:
         check_names(changes)
         return DecodeConfig(**with_changes(self.settings(), changes)) if changes else self
 
-
-# How the paper looks ahead, whatever is the default here.
-PAPER: dict[str, Any] = {
-    "accept": "score",
-    "score": "mean",
-    "creation_weight": 0.0,
-    "lookahead_floor": 0.0,
-    "lookahead_eos": True,
-}
-_PUBLISHED: dict[str, Any] = {
-    "decoder": "lopa",
-    "max_new_tokens": 512,
-    "activate_at": 0.95,
-    **PAPER,
-}
-_CODE = {"block_size": 32, "append_at": 0.3}
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"block_size": 32, "append_at": 0.1, "threshold": 0.90, "branches": 7},
-    # D2F-Dream
-    "gsm8k": {"block_size": 32, "append_at": 0.1, "threshold": 0.90, "branches": 14},
-    "math": {"block_size": 16, "append_at": 0.1, "threshold": 0.90, "branches": 7},
-    "humaneval": {**_CODE, "threshold": 0.95, "branches": 7},
-    "mbpp": {**_CODE, "threshold": 0.95, "branches": 7},
-    # D2F-DiffuCoder, which ranks by max_prob
-    "humaneval+": {**_CODE, "threshold": 0.95, "branches": 6, "ranking": "max_prob"},
-    "mbpp+": {**_CODE, "threshold": 0.90, "branches": 14, "ranking": "max_prob"},
-}
 
 _NO_LIMIT = 2**63 - 1
 _COLDEST = 1e-3  # logits divided by less overflow

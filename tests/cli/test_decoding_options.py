@@ -21,9 +21,10 @@ from lopa.cli.options import (
     with_model,
     with_parallel,
 )
-from lopa.config import PRESETS, DecodeConfig
+from lopa.config import DecodeConfig
 from lopa.models.files import BUILT_IN
 from lopa.option_help import FIELDS
+from lopa.presets import PRESETS
 
 
 def test_every_field_has_an_option(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,10 @@ from plain_loop import (
     plain_sdar,
 )
 
-from lopa.config import PAPER, DecodeConfig
+from lopa.config import DecodeConfig
 from lopa.decoding.decoder import Decoder
 from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
+from lopa.presets import PAPER
 from lopa.types import Round
 
 PlainLoop = Callable[[list[int], StatsOf, DecodeConfig, PlainModel, Sequence[int]], PlainRun]

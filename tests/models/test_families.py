@@ -14,10 +14,11 @@ from safetensors.torch import load_file, save_file
 
 import goldens
 from lopa import LLM, DecodeConfig, LopaError
-from lopa.config import PAPER, DecoderName
+from lopa.config import DecoderName
 from lopa.models import checkpoint
 from lopa.models.families import FAMILIES
 from lopa.models.family import Family
+from lopa.presets import PAPER
 from lopa.types import Plan
 from reference_runner import ReferenceRunner
 

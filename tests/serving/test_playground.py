@@ -13,8 +13,9 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from lopa import LLM, DecodeConfig
-from lopa.config import PRESETS, AcceptName, DecoderName, with_waiting_branches
+from lopa.config import AcceptName, DecoderName, with_waiting_branches
 from lopa.errors import ConfigError
+from lopa.presets import PRESETS
 from lopa.serving import playground
 from lopa.serving.config import EngineConfig
 from lopa.serving.engine_process.worker import Worker

@@ -18,16 +18,11 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 import typer
 
 from lopa.cli.progress import start_torch
-from lopa.config import (
-    PRESETS,
-    RANK_TIMEOUT,
-    DecodeConfig,
-    DecoderName,
-    with_waiting_branches,
-)
+from lopa.config import RANK_TIMEOUT, DecodeConfig, DecoderName, with_waiting_branches
 from lopa.errors import ConfigError
 from lopa.models.files import BUILT_IN
 from lopa.option_help import FIELDS
+from lopa.presets import PRESETS
 
 DecodeOptions: TypeAlias = Mapping[str, Any]  # the fields of DecodeConfig that were given
 Command: TypeAlias = Callable[..., None]

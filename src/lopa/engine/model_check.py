@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from lopa.config import PRESETS
 from lopa.errors import ConfigError
 from lopa.models import checkpoint, lora
 from lopa.models.config import ModelConfig
 from lopa.models.families import family_named, settings_for
 from lopa.models.files import headers_of, read_json
 from lopa.models.part import degrees
+from lopa.presets import PRESETS
 from lopa.runner.backend import choose_backend
 from lopa.runner.device import choose_device, choose_dtype, free_bytes
 from lopa.runner.kv_cache import token_bytes

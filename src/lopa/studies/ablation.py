@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from lopa.config import PAPER, USUAL
+from lopa.config import USUAL
 from lopa.evaluation import plots
 from lopa.evaluation.sample import figures
+from lopa.presets import PAPER
 from lopa.studies.study import Findings, Setting, Study, Table
 from lopa.studies.wording import accuracy, points, share
 

@@ -10,9 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lopa.config import PAPER, USUAL
+from lopa.config import USUAL
 from lopa.evaluation import plots
 from lopa.evaluation.sample import Sample, figures
+from lopa.presets import PAPER
 from lopa.studies.study import Findings, Setting, Study, Table
 from lopa.studies.wording import accuracy, times
 

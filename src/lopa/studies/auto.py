@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from lopa.config import PAPER, USUAL
+from lopa.config import USUAL
 from lopa.evaluation import plots
 from lopa.evaluation.sample import figures
 from lopa.evaluation.sweep import curves, of_curve
+from lopa.presets import PAPER
 from lopa.studies.study import Findings, Setting, Study, Table
 from lopa.studies.wording import accuracy, times
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lopa.config import PAPER
+from lopa.presets import PAPER
 from lopa.studies.accept import D2F, compare, plot, table
 from lopa.studies.study import Findings, Study
 from lopa.studies.wording import times

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lopa.config import PAPER
 from lopa.evaluation import plots
 from lopa.evaluation.sample import Sample, figures
+from lopa.presets import PAPER
 from lopa.studies.study import Findings, Setting, Study, Table
 from lopa.studies.wording import accuracy
 

@@ -12,7 +12,6 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from lopa.config import (
-    PRESETS,
     WAITING_BRANCHES,
     AcceptName,
     DecodeConfig,
@@ -26,6 +25,7 @@ from lopa.config import (
 from lopa.models.files import BUILT_IN
 from lopa.models.questions import ABOUT
 from lopa.option_help import FIELDS
+from lopa.presets import PRESETS
 from lopa.version import VERSION
 
 # (name, task, seed): short questions with long answers.
