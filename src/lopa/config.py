@@ -6,15 +6,22 @@ it. An option that the chosen decoder does not use is an error, never ignored.
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
-from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 from lopa.errors import ConfigError
+from lopa.option_checks import (
+    NUMBERS,
+    check_choice,
+    check_flag,
+    check_names,
+    check_number,
+    check_texts,
+    plain_number,
+    schema_text,
+)
 from lopa.option_help import FIELDS
 from lopa.presets import PAPER, preset_options
 
@@ -28,10 +35,17 @@ CacheName = Literal["none", "prefix", "dual"]
 OrderName = Literal["confidence", "sequential"]
 AutoName = Literal["auto"]
 ObjectiveName = Literal["speed", "tpf"]
+_CHOICES: dict[str, Any] = {  # beside decoder and window, which are checked before
+    "ranking": RankingName,
+    "objective": ObjectiveName,
+    "accept": AcceptName,
+    "score": ScoreName,
+    "attention": AttentionName,
+    "cache": CacheName,
+    "order": OrderName,
+}
 
-MAX_BRANCHES = 128
-MAX_SCHEMA = 100_000  # characters of its JSON text
-MAX_REGEX = 10_000
+_COLDEST = 1e-3  # temperature: logits divided by less overflow
 RANK_TIMEOUT = 10.0  # seconds until a rank that says nothing counts as lost
 AUTO_BRANCHES = (0, 1, 3, 7, 15)  # what `auto` chooses from: rows double from one to the next
 # Where somebody waits for the answer (`lopa generate`, `chat` and `serve`) and does not say how
@@ -214,10 +228,10 @@ class DecodeConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_choice("decoder", self.decoder, DecoderName)
+        check_choice("decoder", self.decoder, DecoderName)
         own = dict(_DECODER_OPTIONS[self.decoder])
         if self.window is not None:
-            _check_choice("window", self.window, WindowName)
+            check_choice("window", self.window, WindowName)
             if self.decoder == "lopa":
                 own["window"] = self.window
         own = _WINDOW_OPTIONS[own["window"]] | own
@@ -252,8 +266,9 @@ class DecodeConfig:
             raise ConfigError("stop must be one or more non-empty strings")
         object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop))
         object.__setattr__(self, "schema", schema_text(self.schema))
-        self._plain_numbers()
-        self._check_ranges()
+        for name in NUMBERS:
+            object.__setattr__(self, name, plain_number(getattr(self, name)))
+        self._check_each()
         self._check_together()
 
     def _apply_default(self, name: str, own: dict[str, Any], unused: dict[str, Any]) -> None:
@@ -293,61 +308,15 @@ class DecodeConfig:
             return " without edit_threshold"
         return f" on the {own['window']} window"
 
-    def _plain_numbers(self) -> None:
-        """Numbers of other libraries (numpy's, say) become Python's own."""
-        for name, *_ in _WHOLE_NUMBERS + _NUMBERS:
-            value: object = getattr(self, name)
-            if isinstance(value, bool | int | float):
-                continue
-            if isinstance(value, Integral):
-                object.__setattr__(self, name, int(value))
-            elif isinstance(value, Real):
-                object.__setattr__(self, name, float(value))
-
-    def _check_ranges(self) -> None:
-        choices = {
-            "ranking": RankingName,
-            "objective": ObjectiveName,
-            "accept": AcceptName,
-            "score": ScoreName,
-            "attention": AttentionName,
-            "cache": CacheName,
-            "order": OrderName,
-        }
-        for name, kind in choices.items():
+    def _check_each(self) -> None:
+        for name, kind in _CHOICES.items():
             if getattr(self, name) is not None:
-                _check_choice(name, getattr(self, name), kind)
-        for name, low, high in _WHOLE_NUMBERS:
-            value = getattr(self, name)
-            if _is_unset(name, value) or (name == "branches" and value == "auto"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                beyond = isinstance(value, int) and value > high
-                upper = f" and at most {high}" if beyond or high < _NO_LIMIT else ""
-                word = ", or auto" if name == "branches" else ""
-                raise ConfigError(
-                    f"{name} must be a whole number, at least {low}{upper}{word}: got {value!r}"
-                )
-        for name, low_, high_ in _NUMBERS:
-            value = getattr(self, name)
-            if _is_unset(name, value):
-                continue
-            real = isinstance(value, int | float) and not isinstance(value, bool)
-            # An int may be too large for a float, so the range is looked at first.
-            if not real or not low_ <= value <= high_:
-                raise ConfigError(f"{name} must be between {low_} and {high_}: got {value!r}")
+                check_choice(name, getattr(self, name), kind)
+        for name in NUMBERS:
+            check_number(name, getattr(self, name))
         for name in ("early_stop", "lookahead_eos", "merge"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} must be true or false: got {getattr(self, name)!r}")
-        if not all(isinstance(s, str) and s for s in self.stop):
-            raise ConfigError("stop must be one or more non-empty strings")
-        if not isinstance(self.regex, str | None):
-            raise ConfigError(f"regex must be a string: got {type(self.regex).__name__}")
-        if self.regex is not None and len(self.regex) > MAX_REGEX:
-            raise ConfigError(f"regex must have at most {MAX_REGEX} characters")
-        for name, texts in (("stop", self.stop), ("regex", [self.regex or ""])):
-            if any("\ud800" <= char <= "\udfff" for text in texts for char in text):
-                raise ConfigError(f"{name} must be text that UTF-8 can hold")
+            check_flag(name, getattr(self, name))
+        check_texts(self.stop, self.regex)
 
     def _check_together(self) -> None:
         if self.schema is not None and self.regex is not None:
@@ -457,49 +426,6 @@ class DecodeConfig:
         return DecodeConfig(**with_changes(self.settings(), changes)) if changes else self
 
 
-_NO_LIMIT = 2**63 - 1
-_COLDEST = 1e-3  # logits divided by less overflow
-_WHOLE_NUMBERS = (
-    ("max_new_tokens", 1, _NO_LIMIT),
-    ("block_size", 1, _NO_LIMIT),
-    ("steps", 1, 1_000_000),
-    ("quota", 1, _NO_LIMIT),
-    ("edit_rounds", 0, _NO_LIMIT),
-    ("branches", 0, MAX_BRANCHES),
-    ("score_window", 1, _NO_LIMIT),
-    ("max_rounds", 1, _NO_LIMIT),
-    ("top_k", 0, _NO_LIMIT),
-    ("seed", 0, _NO_LIMIT),
-)
-_NUMBERS = (
-    ("append_at", 0.0, 1.0),
-    ("activate_at", 0.0, 1.0),
-    ("threshold", 0.0, 1.0),
-    ("edit_threshold", 0.0, 1.0),
-    ("factor", 0.0, 1e6),
-    ("score_fraction", 0.0, 1.0),
-    ("agreement", 0.0, 1.0),
-    ("agreement_ahead", 0.0, 1.0),
-    ("creation_weight", 0.0, 1.0),
-    ("lookahead_floor", 0.0, 1.0),
-    ("temperature", 0.0, 100.0),
-    ("top_p", 0.0, 1.0),
-)
-
-
-def _is_unset(name: str, value: object) -> bool:
-    """None, where that is a field's way to be off or to be the decoder's default."""
-    return value is None and name not in ("max_new_tokens", "temperature", "top_p", "top_k", "seed")
-
-
-def limits(name: str) -> tuple[float, float | None] | None:
-    """The least and the greatest value of a number, None where there is no limit to speak of."""
-    for known, low, high in _WHOLE_NUMBERS + _NUMBERS:
-        if known == name:
-            return low, high if high < _NO_LIMIT else None
-    return None
-
-
 def options_of(
     decoder: DecoderName, window: WindowName | None = None, score: ScoreName | None = None
 ) -> frozenset[str]:
@@ -516,27 +442,6 @@ _OPTIONAL = tuple(
         for name in options
     )
 )
-
-
-# Settings that vLLM's SamplingParams call otherwise.
-_VLLM_NAMES = {
-    "max_tokens": "max_new_tokens",
-    "ignore_eos": "early_stop=False",
-    "guided_json": "schema",
-    "guided_regex": "regex",
-    "structured_outputs": "schema or regex",
-    "sampling_params": "config, a DecodeConfig",
-}
-
-
-def check_names(settings: Iterable[str]) -> None:
-    """ConfigError for a name that is no setting, with the one that was meant."""
-    known = [f.name for f in fields(DecodeConfig)]
-    for name in settings:
-        if name not in known:
-            meant = _VLLM_NAMES.get(name) or next(iter(get_close_matches(name, known)), None)
-            remedy = f"it is {meant} here" if meant else "help(lopa.DecodeConfig) lists them"
-            raise ConfigError(f"there is no setting {name}: {remedy}")
 
 
 def with_changes(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -576,30 +481,6 @@ def with_waiting_branches(
     if not looks_ahead or "branches" in given or preset is not None:
         return dict(given)
     return {**given, "branches": WAITING_BRANCHES}
-
-
-def schema_text(schema: object) -> str | None:
-    """One text for one schema. The order of its keys is kept: properties are written in it."""
-    if schema is None:
-        return None
-    if isinstance(schema, str) and len(schema) > MAX_SCHEMA:
-        raise ConfigError(f"schema must have at most {MAX_SCHEMA} characters: got {len(schema)}")
-    try:
-        value = json.loads(schema) if isinstance(schema, str) else schema
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        text.encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"schema must be a JSON Schema, or its JSON text: {error}") from None
-    if not isinstance(value, Mapping | bool):
-        raise ConfigError("schema must be a JSON Schema: an object, true or false")
-    if len(text) > MAX_SCHEMA:
-        raise ConfigError(f"schema must have at most {MAX_SCHEMA} characters: got {len(text)}")
-    return text
-
-
-def _check_choice(name: str, value: object, kind: Any) -> None:
-    if not isinstance(value, str) or value not in get_args(kind):
-        raise ConfigError(f"{name} must be one of {', '.join(get_args(kind))}: got {value!r}")
 
 
 DecodeConfig.__doc__ = (DecodeConfig.__doc__ or "").format(

@@ -1,6 +1,6 @@
 """Help texts of the fields of `DecodeConfig`, for the command line and the playground.
 
-No default and no limit is written here: those are in `lopa.config`.
+No default and no limit is written here: those are in `lopa.config` and `lopa.option_checks`.
 """
 
 from __future__ import annotations

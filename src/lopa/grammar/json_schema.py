@@ -14,7 +14,6 @@ from fractions import Fraction
 from functools import cache, lru_cache
 from typing import Any
 
-from lopa.config import MAX_SCHEMA
 from lopa.errors import ConfigError
 from lopa.grammar import charset, numerals, regex
 from lopa.grammar.automaton import Dfa, Nfa, begin_work, both, determinize, only, without
@@ -32,6 +31,7 @@ from lopa.grammar.schema_parts import (
     refused,
     text_of,
 )
+from lopa.option_checks import MAX_SCHEMA
 
 DEPTH = 3  # of lists and objects inside a value that may be anything
 MAX_MULTIPLE = 1_000  # of multipleOf

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from lopa.config import MAX_REGEX
 from lopa.errors import ConfigError
 from lopa.grammar import charset
 from lopa.grammar.automaton import Dfa, Nfa, begin_work, determinize
 from lopa.grammar.charset import CharSet
+from lopa.option_checks import MAX_REGEX
 
 _LINE: CharSet = charset.complement(charset.of("\n"))
 # What a pattern may have beside what is regular, and how it is called.

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lopa.config import DecodeConfig, check_names
+from lopa.config import DecodeConfig
 from lopa.errors import CheckpointError
 from lopa.models import dream, fast_dllm_v2, llada, llada2, sdar, sdar_moe
 from lopa.models.config import ModelConfig
 from lopa.models.family import Family
+from lopa.option_checks import check_names
 
 FAMILIES: tuple[Family, ...] = tuple(
     module.FAMILY for module in (dream, llada, llada2, sdar, sdar_moe, fast_dllm_v2)

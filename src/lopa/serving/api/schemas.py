@@ -19,7 +19,6 @@ from pydantic import (
 )
 
 from lopa.config import (
-    MAX_REGEX,
     AcceptName,
     AttentionName,
     AutoName,
@@ -30,9 +29,9 @@ from lopa.config import (
     RankingName,
     ScoreName,
     WindowName,
-    schema_text,
 )
 from lopa.errors import ConfigError
+from lopa.option_checks import MAX_REGEX, schema_text
 from lopa.serving.api.errors import ApiError
 
 MAX_STOPS = 16

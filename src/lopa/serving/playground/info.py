@@ -18,12 +18,12 @@ from lopa.config import (
     DecoderName,
     ScoreName,
     WindowName,
-    limits,
     options_of,
     with_changes,
 )
 from lopa.models.files import BUILT_IN
 from lopa.models.questions import ABOUT
+from lopa.option_checks import limits
 from lopa.option_help import FIELDS
 from lopa.presets import PRESETS
 from lopa.version import VERSION
