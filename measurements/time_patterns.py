@@ -64,10 +64,11 @@ def main() -> None:
     os.environ["LOPA_CACHE_DIR"] = os.devnull  # nothing is kept
     from lopa.config import DecodeConfig
     from lopa.grammar.compile import Compiler
-    from lopa.models.tokenizer import _CHAR_OF_BYTE, Tokenizer
+    from lopa.models.byte_alphabet import CHAR_OF_BYTE
+    from lopa.models.tokenizer import Tokenizer
     from lopa.models.tokenizer_files import added_token, byte_level_part, byte_level_spec
 
-    words = ["".join(_CHAR_OF_BYTE[byte] for byte in token) for token in vocabulary()]
+    words = ["".join(CHAR_OF_BYTE[byte] for byte in token) for token in vocabulary()]
     ids = {word: i for i, word in enumerate(words)}
     spec = byte_level_spec(ids, [], None, [byte_level_part(False)])
     eos, mask = VOCAB - 2, VOCAB - 1

@@ -12,18 +12,17 @@ the model wants one).
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import secrets
-from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from lopa.errors import CheckpointError, ConfigError, LopaError, PromptError
+from lopa.errors import CheckpointError, ConfigError, PromptError
+from lopa.models import tokenizer_library as library
+from lopa.models.byte_alphabet import BYTE_OF_CHAR, CHAR_OF_BYTE, name_bytes
 from lopa.models.files import BUILT_IN
 from lopa.models.tokenizer_files import (
     added_token,
@@ -31,48 +30,13 @@ from lopa.models.tokenizer_files import (
     byte_level_spec,
     read_tokenizer_files,
 )
-from lopa.models.tokenizer_limits import check_growth, parts
+from lopa.models.tokenizer_limits import check_growth, max_characters_per_token, parts
+from lopa.models.usual_templates import usual_template
 
 if TYPE_CHECKING:
     from lopa.models.chat import ChatTemplate
 
-_CHATML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-# Ling's, which LLaDA2 keeps: the system's turn is always there, and ends with the thinking mode.
-_ROLES = (
-    "{{ '<role>SYSTEM</role>' }}"
-    "{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] + '\\n' }}{% endif %}"
-    "{{ 'detailed thinking off<|role_end|>' }}"
-    "{% for message in messages %}"
-    "{% if message['role'] == 'user' %}{% set name = 'HUMAN' %}"
-    "{% elif message['role'] == 'assistant' %}{% set name = 'ASSISTANT' %}"
-    "{% else %}{% set name = 'SYSTEM' %}{% endif %}"
-    "{% if not (loop.first and name == 'SYSTEM') %}"
-    "{{ '<role>' + name + '</role>' + message['content'] + '<|role_end|>' }}"
-    "{% endif %}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<role>ASSISTANT</role>' }}{% endif %}"
-)
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how byte-fallback vocabularies spell a byte
-_LONG = 10_000  # characters, from which on encoding lets other threads run
-# Normalizer → characters that can become one. No character decomposes into more than four.
-_NORMALIZERS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1}
-
-
-def _byte_alphabet() -> dict[int, str]:
-    """GPT-2's byte-level alphabet: printable Latin-1 bytes as themselves, the rest from U+0100."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    rest = [byte for byte in range(256) if byte not in printable]
-    shifted = {byte: chr(256 + offset) for offset, byte in enumerate(rest)}
-    return {byte: shifted.get(byte, chr(byte)) for byte in range(256)}
-
-
-_CHAR_OF_BYTE = _byte_alphabet()
-_BYTE_OF_CHAR = {char: byte for byte, char in _CHAR_OF_BYTE.items()}
 
 
 class Tokenizer:
@@ -106,9 +70,9 @@ class Tokenizer:
         model = spec["model"]
         self._source = source
         check_growth(spec, source)
-        self._full = _build(spec, added, source)
-        with _library(CheckpointError, source):
-            self._plain = _without_added(self._full, added)
+        self._full = library.build(spec, added, source)
+        with library.errors(CheckpointError, source):
+            self._plain = library.without_added(self._full, added)
         self._names: dict[int, str] = {token["id"]: token["content"] for token in added}
         self.special_ids: frozenset[int] = frozenset(
             token["id"] for token in added if token["special"]
@@ -128,13 +92,10 @@ class Tokenizer:
         )
         self.is_byte_level: bool = _is_byte_level(spec.get("decoder"))
         self._joins_pieces = _joins_pieces(spec.get("decoder"))
-        self.max_characters_per_token: int | None = _max_characters_per_token(spec)
+        self.max_characters_per_token: int | None = max_characters_per_token(spec)
 
-        strings = set(self._names.values())
-        if chat_template is None and {"<|im_start|>", "<|im_end|>"} <= strings:
-            chat_template = _CHATML
-        elif chat_template is None and "<|role_end|>" in strings:
-            chat_template = _ROLES
+        if chat_template is None:
+            chat_template = usual_template(set(self._names.values()))
         self.chat_template: str | None = chat_template
         self.is_built_in = is_built_in
         self._named = dict(named or {})
@@ -163,7 +124,7 @@ class Tokenizer:
         ids = list(specials.values())
         if len(set(ids)) != len(ids) or any(i < 256 for i in ids) or "" in specials:
             raise ValueError("special tokens need distinct ids from 256 up and non-empty names")
-        spec = byte_level_spec(_BYTE_OF_CHAR, [], None, [byte_level_part(False)])
+        spec = byte_level_spec(BYTE_OF_CHAR, [], None, [byte_level_part(False)])
         spec["added_tokens"] = [added_token(text, i, {}) for text, i in specials.items()]
         return cls(spec, source="byte-level tokenizer")
 
@@ -197,7 +158,7 @@ class Tokenizer:
         """
         if self.is_byte_level:
             return self.to_bytes(ids).decode("utf-8", "replace")
-        with _library(CheckpointError, self._source):
+        with library.errors(CheckpointError, self._source):
             return self._full.decode(self.visible(ids), skip_special_tokens=True)
 
     def visible(self, ids: Sequence[int]) -> list[int]:
@@ -210,7 +171,7 @@ class Tokenizer:
         for i in ids:
             name = None if i in self.special_ids else self._token(i)
             if name is not None:
-                parts.append(name.encode() if i in self._names else _token_bytes(name))
+                parts.append(name.encode() if i in self._names else name_bytes(name))
         return b"".join(parts)
 
     def token_bytes(self) -> tuple[list[bytes | None], list[bytes | None] | None]:
@@ -236,7 +197,7 @@ class Tokenizer:
         shared = len(self.decode(before))
         found: list[bytes | None] = [None] * self.vocab_size
         visible = self.visible(range(self.vocab_size))
-        with _library(CheckpointError, self._source):
+        with library.errors(CheckpointError, self._source):
             texts = self._full.decode_batch([[*before, i] for i in visible])
         for i, text in zip(visible, texts, strict=True):
             byte = _BYTE_PIECE.fullmatch(self._token(i) or "")
@@ -262,7 +223,7 @@ class Tokenizer:
         if token_id in self._names:
             return name
         if self.is_byte_level:
-            return _token_bytes(name).decode("utf-8", "replace")
+            return name_bytes(name).decode("utf-8", "replace")
         if byte := _BYTE_PIECE.fullmatch(name):
             return bytes([int(byte[1], 16)]).decode("utf-8", "replace")
         return name.replace("▁", " ")
@@ -276,7 +237,7 @@ class Tokenizer:
         except UnicodeEncodeError:  # a lone surrogate is in no vocabulary
             return None
         if self.is_byte_level:
-            forms = ["".join(_CHAR_OF_BYTE[byte] for byte in encoded), text]
+            forms = ["".join(CHAR_OF_BYTE[byte] for byte in encoded), text]
         else:
             forms = [text, text.replace(" ", "▁")]
         found = (self._full.token_to_id(form) for form in forms)
@@ -356,51 +317,15 @@ class Tokenizer:
         return ids
 
     def _encode_full(self, text: str) -> tokenizers.Encoding:
-        return _encode(self._full, text, self._source)
+        return library.encode(self._full, text, self._source)
 
     def _encode_plain(self, text: str) -> tokenizers.Encoding:
-        return _encode(self._plain, text, self._source)
+        return library.encode(self._plain, text, self._source)
 
     def _token(self, token_id: int) -> str | None:
         if not 0 <= token_id < self.vocab_size:  # the library overflows on ids it cannot hold
             return None
         return self._full.id_to_token(token_id)
-
-
-@contextmanager
-def _library(kind: type[LopaError], source: str) -> Iterator[None]:
-    """A failure of the `tokenizers` library as an error that names the file.
-
-    The library is Rust: where a file makes it panic, it raises what is no Exception.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        reason = " ".join(str(error).split())[:300]
-        raise kind(f"{source}: {reason}; download the tokenizer files again") from error
-
-
-def _encode(tokenizer: tokenizers.Tokenizer, text: str, source: str) -> tokenizers.Encoding:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise PromptError(
-            "the text is not valid Unicode (a lone surrogate); pass text that UTF-8 can hold"
-        ) from None
-    with _library(PromptError, source):
-        if len(text) < _LONG:
-            return tokenizer.encode(text, add_special_tokens=False)
-        # Only the library's batches release the GIL.
-        return tokenizer.encode_batch([text], add_special_tokens=False)[0]
-
-
-def _token_bytes(name: str) -> bytes:
-    try:
-        return bytes([_BYTE_OF_CHAR[char] for char in name])
-    except KeyError:  # not spelt in the byte alphabet, so it is text as it stands
-        return name.encode()
 
 
 def _check_messages(messages: Any) -> None:
@@ -416,46 +341,6 @@ def _check_messages(messages: Any) -> None:
             # Anything nested would reach the template without its special tokens hidden.
             if not isinstance(key, str) or not isinstance(value, str):
                 raise PromptError(f"message {number}: {key} must be a string")
-
-
-def _build(
-    spec: Mapping[str, Any], added: list[dict[str, Any]], source: str
-) -> tokenizers.Tokenizer:
-    """The library's tokenizer for `spec` with exactly these added tokens, at their ids."""
-    model = dict(spec["model"])
-    if isinstance(model["vocab"], dict):
-        # The library numbers added tokens on from the vocabulary, whatever id the file says,
-        # unless the vocabulary itself holds them.
-        model["vocab"] = model["vocab"] | {token["content"]: token["id"] for token in added}
-    # A saved truncation would silently shorten prompts.
-    content = {**spec, "model": model, "added_tokens": added, "truncation": None, "padding": None}
-    with _library(CheckpointError, source):
-        built = tokenizers.Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
-    for token in added:
-        got = built.token_to_id(token["content"])
-        if got != token["id"]:
-            raise CheckpointError(
-                f"{source}: added token {token['content']!r} has id {token['id']} but would load "
-                f"as {got}; renumber it or download the tokenizer files again"
-            )
-    return built
-
-
-def _without_added(
-    full: tokenizers.Tokenizer, added: Sequence[Mapping[str, Any]]
-) -> tokenizers.Tokenizer:
-    """`full` without its added tokens; the two share the vocabulary, which nothing changes."""
-    plain = tokenizers.Tokenizer(full.model)
-    plain.normalizer = full.normalizer
-    plain.pre_tokenizer = full.pre_tokenizer
-    for token in added:
-        content = token["content"]
-        # Added tokens that are only white space (indentation in code vocabularies) carry no
-        # structure, and leaving them out would change the tokens of ordinary text.
-        if not content.strip() and full.model.token_to_id(content) == token["id"]:
-            kept = {name: value for name, value in token.items() if name not in ("id", "content")}
-            plain.add_tokens([tokenizers.AddedToken(content, **kept)])
-    return plain
 
 
 def _is_byte_level(decoder: Any) -> bool:
@@ -477,30 +362,3 @@ def _joins_pieces(decoder: Any) -> bool:
         if kind not in ("Metaspace", "ByteFallback", "Fuse", "Strip", "Replace"):
             return False
     return decoder is not None
-
-
-def _max_characters_per_token(spec: Mapping[str, Any]) -> int | None:
-    """Known for byte-level BPE where nothing drops text: a token is at most its longest name."""
-    model, normalizers = spec["model"], parts(spec.get("normalizer"), "normalizers")
-    splits = parts(spec.get("pre_tokenizer"), "pretokenizers")
-    kinds = {part.get("type") for part in splits}
-    added = spec["added_tokens"]
-    if (
-        model.get("type") != "BPE"
-        or not isinstance(model["vocab"], dict)
-        or not _BYTE_OF_CHAR.keys() <= model["vocab"].keys()  # or bytes would be left out
-        or model.get("continuing_subword_prefix")
-        or model.get("end_of_word_suffix")
-        or "ByteLevel" not in kinds
-        or not kinds <= {"ByteLevel", "Split", "Digits"}
-        or any(part.get("behavior") == "Removed" for part in splits)
-        or any(part.get("type") not in _NORMALIZERS for part in normalizers)
-        # These take any number of spaces around them along.
-        or any(
-            token["lstrip"] or token["rstrip"] for token in added if not token["content"].strip()
-        )
-    ):
-        return None
-    names = [*model["vocab"], *(token["content"] for token in added)]
-    shrinking = [_NORMALIZERS[part["type"]] for part in normalizers]
-    return max(map(len, names)) * math.prod(shrinking)
