@@ -17,38 +17,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lopa.config import DecodeConfig
 from lopa.grammar.token_automaton import FORBIDDEN, TokenAutomaton
 from lopa.kernels import compilation, prefix_attention
 from lopa.kernels.compilation import Compiled
-from lopa.kernels.fast_linear import input_dtype, linear, logits, swiglu
-from lopa.kernels.fast_mixture import experts_dtype, mixture
-from lopa.kernels.scaled import Scaled
-from lopa.kernels.triton import pointwise
-from lopa.kernels.triton.attention import attend
-from lopa.kernels.triton.confidence import VocabularyPart, confidence
-from lopa.kernels.triton.kv_write import PendingKVWrites, Staged, gather, write_kv
-from lopa.kernels.triton.lattice import fill_lattice
-from lopa.kernels.triton.pointwise import Weighted
-from lopa.models.mixture import Mixture
-from lopa.models.transformer import Layer, RMSNorm, Transformer, rope
+from lopa.kernels.triton.kv_write import PendingKVWrites, Staged, write_kv
+from lopa.models.transformer import Transformer
 from lopa.runner import graph_inputs
-from lopa.runner.attention import attend_whole
 from lopa.runner.backend_torch import Found, PendingStats, TorchBackend
 from lopa.runner.batch import Batch, make_batch
 from lopa.runner.constrained import keep_filled
-from lopa.runner.device_automaton import lattice_rows, tables_of
+from lopa.runner.fused_head import FusedHead
+from lopa.runner.fused_layers import FusedLayers
 from lopa.runner.graph_inputs import HeadInputs, HeadSizes, LayerInputs, LayerSizes
 from lopa.runner.graphs import GraphCache, common_sizes
 from lopa.runner.kv_cache import PAGE, KVCache, pages_for
-from lopa.types import Automaton, Constraint, IntArray, Plan
+from lopa.types import Constraint, IntArray, Plan
 
 _HALF = torch.bfloat16, torch.float16  # what cuDNN's attention takes
 _SLOTS = 256  # at first; doubled when more are open, which drops all graphs
@@ -76,15 +66,8 @@ class TritonBackend(TorchBackend):
         longest = min(config.max_positions, kv_cache.total_pages * PAGE)
         self.table = torch.zeros(_SLOTS, pages_for(longest), dtype=torch.int32, device=self.device)
         self.carry = self.carry.new_zeros(_SLOTS, config.hidden_size)
-        cos, sin = rope(torch.arange(longest, device=self.device), config, self.dtype)
-        self._cos, self._sin = cos[:, 0].contiguous(), sin[:, 0].contiguous()
-        # Of the last forward: tokens that went to each expert
-        self.expert_counts: dict[int, Tensor] = {
-            index: self.table.new_zeros(len(layer.feed_forward.experts.stacks[0]))
-            for index, layer in enumerate(model.layers)
-            if isinstance(layer.feed_forward, Mixture)
-        }
-        self._vocabulary = _vocabulary_part(model)
+        self._fused_layers = FusedLayers(model, kv_cache, longest)
+        self._head = FusedHead(model)
         self._by_cudnn = prefix_attention.is_faster(self.device, self.dtype, config.head_dim)
         self.is_async = graphs and self.device.type == "cuda"
         self.padding = graph_inputs.PADDING
@@ -98,6 +81,11 @@ class TritonBackend(TorchBackend):
         cache = self.kv_cache
         staged = Staged(cache.keys[:, :0], cache.values[:, :0], self.carry[:0])
         return _Lane(GraphCache(self.device, pool) if self.is_async else None, staged)
+
+    @property
+    def expert_counts(self) -> dict[int, Tensor]:
+        """By layer: tokens of the last forward that went to each expert."""
+        return self._fused_layers.expert_counts
 
     @property
     def lanes(self) -> int:
@@ -200,7 +188,7 @@ class TritonBackend(TorchBackend):
 
     def _head_sizes(self, batch: Batch, configs: Sequence[DecodeConfig]) -> HeadSizes | None:
         """None where the head is left to torch."""
-        if batch.is_constrained and self._vocabulary is not None:
+        if batch.is_constrained and self._head.part is not None:
             return None
         return graph_inputs.head_sizes(batch, configs)
 
@@ -313,14 +301,14 @@ class TritonBackend(TorchBackend):
             keys, values = torch.empty(shape, dtype=self.dtype, device=self.device)
             stage = partial(_same, (keys, values))
             only = self._some_layers()
-            for _ in self._fused_layers(inputs, stage, only=only, far=sizes.far):
+            for _ in self._fused_layers.run(inputs, self.table, stage, only=only, far=sizes.far):
                 pass
         if sampling:
             heads.append(heads[-1]._replace(sampling=True))
         for head in heads:
             buffer = graph_inputs.head_buffer(head).to(self.device)
             self._run_head(lane, graph_inputs.split_head(buffer, head), head)
-        fitting = fitting and self._vocabulary is None
+        fitting = fitting and self._head.part is None
         if fitting:
             self._note_lattice(lane, 0.0)
         if fitting and sampling:
@@ -381,27 +369,14 @@ class TritonBackend(TorchBackend):
         """Stages keys, values and hidden states."""
         count = len(inputs.tokens)
         keys, values = lane.staged.keys[:, :count], lane.staged.values[:, :count]
-        *_, hidden = self._fused_layers(inputs, lambda layer: (keys[layer], values[layer]), far=far)
+        *_, hidden = self._fused_layers.run(
+            inputs, self.table, lambda layer: (keys[layer], values[layer]), far=far
+        )
         lane.staged.hidden[:count] = hidden
 
     def _run_head(self, lane: _Lane, inputs: HeadInputs[Tensor], sizes: HeadSizes) -> Tensor:
-        """[3, N] int32: token, and the bits of max_prob and ranking."""
-        out = torch.empty(3, sizes.wanted, dtype=torch.int32, device=self.device)
-        wanted = gather(lane.staged.hidden, self.carry, inputs.wanted_from)
-        confidence(
-            logits(self.model, wanted),
-            inputs.settings,
-            inputs.temperature,
-            self.model.config.mask_id,
-            out,
-            sampling=sizes.sampling,
-            never=inputs.never if sizes.never else None,
-            expected=inputs.expected if sizes.never else None,
-            part=self._vocabulary,
-        )
-        return out
+        return self._head.run(lane.staged.hidden, self.carry, inputs, sizes)
 
-    @torch.inference_mode()
     def _run_constrained(
         self,
         lane: _Lane,
@@ -410,39 +385,7 @@ class TritonBackend(TorchBackend):
         sizes: HeadSizes,
         to: Tensor,  # [3, N] int32 on the host
     ) -> None:
-        """The head of a batch in which answers have to fit."""
-        inputs = graph_inputs.head_on(self.device, batch, configs, sizes)
-        wanted = gather(lane.staged.hidden, self.carry, inputs.wanted_from)
-        found, mask_id = logits(self.model, wanted), self.model.config.mask_id
-        out = torch.zeros(3, sizes.wanted, dtype=torch.int32, device=self.device)
-        end = 0
-        by_plan = zip((plan for _, plan in batch.plans), batch.wanted.counts, strict=True)
-        for automaton, same in groupby(by_plan, key=_automaton):
-            neighbours = list(same)
-            begin, end = end, end + sum(count for _, count in neighbours)
-            if begin == end:
-                continue
-            here = slice(begin, end)
-            settings, heat = inputs.settings[here], inputs.temperature[here]
-            if automaton is None:
-                part = torch.empty(3, end - begin, dtype=torch.int32, device=self.device)
-                confidence(
-                    found[here],
-                    settings,
-                    heat,
-                    mask_id,
-                    part,
-                    sampling=sizes.sampling,
-                    never=inputs.never[here] if sizes.never else None,
-                    expected=inputs.expected[here] if sizes.never else None,
-                )
-                out[:, here] = part
-            else:
-                rows = lattice_rows([plan for plan, _ in neighbours], mask_id, self.device)
-                tables = tables_of(automaton, self.device)
-                given = found[here], settings, heat, tables, rows, out, begin
-                fill_lattice(*given, sampling=sizes.sampling)
-        to.copy_(out, non_blocking=True)
+        self._head.run_constrained(lane.staged.hidden, self.carry, batch, configs, sizes, to)
 
     def _layers(
         self,
@@ -458,82 +401,12 @@ class TritonBackend(TorchBackend):
         whole = None
         if batch.is_one_whole_row and (self.device.type == "cpu" or self.dtype in _HALF):
             whole = batch.size
-        stream = self._fused_layers(inputs, lambda layer: (keys, values), whole)
+        stream = self._fused_layers.run(inputs, self.table, lambda layer: (keys, values), whole)
         for layer in range(config.layers):
             x = next(stream)
             keep(layer, keys, values)
             yield x
         yield next(stream)
-
-    def _fused_layers(
-        self,
-        inputs: LayerInputs[Tensor],
-        stage: Callable[[int], tuple[Tensor, Tensor]],
-        whole: int | None = None,
-        only: Sequence[int] | None = None,
-        far: int = 0,
-    ) -> Iterator[Tensor]:
-        """The residual stream after each layer, then the normed hidden states.
-
-        stage: where the keys and values of a layer go. whole: tokens of one row that all see each
-        other and nothing else, without the padding. only: these layers. far: tokens of the prefix
-        that are left to cuDNN, if all rows are of one sequence.
-        """
-        config, sum_parts = self.model.config, self.model.sum_parts
-        count, heads, dim = len(inputs.tokens), config.heads, config.head_dim
-        rows = graph_inputs.attention_rows(inputs, self.table)
-        pages = rows.table[:, : far // PAGE].index_select(0, rows.slot[:1])[0] if far else None
-        cos, sin = self._cos[inputs.positions], self._sin[inputs.positions]
-        x = self.model.embedding(inputs.tokens)
-        layers: list[Layer] = list(self.model.layers)  # type: ignore[arg-type]
-        indices = range(len(layers)) if only is None else only
-        # Each norm and the layer that reads it
-        norms = [(layers[i].attention_norm, layers[i].attention.qkv) for i in indices]
-        h = _norm(x, None, *norms[0])
-        out: Tensor | Weighted
-        for number, index in enumerate(indices, 1):
-            layer = layers[index]
-            attention, feed_forward = layer.attention, layer.feed_forward
-            qkv = linear(attention.qkv, h)
-            keys, values = stage(index)
-            weights = None
-            if config.qk_norm:
-                weights = attention.q_norm.weight, attention.k_norm.weight
-            pointwise.rotate(qkv, cos, sin, weights, config.norm_eps, keys, values, heads)
-            q = qkv.view(count, -1, dim)[:, :heads]
-            cache = self.kv_cache.keys[index], self.kv_cache.values[index]
-            if whole is None:
-                part = None if pages is None else prefix_attention.attend_far(q, *cache, pages)
-                mixed = attend(q, keys, values, *cache, rows, far=part)
-            else:
-                mixed = attend_whole(q, keys, values, whole)
-            out = sum_parts(linear(attention.out, mixed.view(count, heads * dim)))
-            if isinstance(feed_forward, Mixture):
-                given = _norm_for_experts(x, out, layer.feed_forward_norm, feed_forward)
-                out = mixture(feed_forward, *given, inputs.used, self.expert_counts[index])
-                if self.model.part.count > 1:
-                    out = sum_parts(pointwise.weighted_sum(out))
-            else:
-                h = _norm(x, out, layer.feed_forward_norm, feed_forward.gate_up)
-                out = sum_parts(linear(feed_forward.down, swiglu(feed_forward, h)))
-            is_last = number == len(norms)
-            h = _norm(x, out, *((self.model.norm, None) if is_last else norms[number]))
-            yield x
-        assert isinstance(h, Tensor)
-        yield h
-
-
-def _vocabulary_part(model: Transformer) -> VocabularyPart | None:
-    part, size = model.part, model.config.vocab_size
-    if part.count == 1:
-        return None
-    widest = -(-size // part.count)
-    return VocabularyPart(part.held(size).start, part.index, part.count, widest, model.sum_parts)
-
-
-def _automaton(of_plan: tuple[Plan, int]) -> Automaton | None:
-    constraint = of_plan[0].constraint
-    return None if constraint is None else constraint.automaton
 
 
 def _show_nothing(done: int, number: int) -> None: ...
@@ -547,22 +420,3 @@ def _drop_graphs(lane: _Lane) -> None:
     """All of them: what they were captured on is replaced or closed."""
     if lane.graphs is not None:
         lane.graphs.clear()
-
-
-def _norm(
-    x: Tensor, delta: Tensor | Weighted | None, norm: RMSNorm, to: nn.Module | None
-) -> Tensor | Scaled:
-    """RMSNorm of x + delta, quantized if the layer `to` that reads it is; x becomes the sum."""
-    return pointwise.norm(x, delta, norm.weight, norm.eps, input_dtype(to))
-
-
-def _norm_for_experts(
-    x: Tensor, delta: Tensor, norm: RMSNorm, to: Mixture
-) -> tuple[Tensor, Scaled | None]:
-    """The same for a router, and quantized for its experts if they are."""
-    kind = experts_dtype(to)
-    if kind is not None:
-        return pointwise.norm_both(x, delta, norm.weight, norm.eps, kind)
-    plain = pointwise.norm(x, delta, norm.weight, norm.eps, None)
-    assert isinstance(plain, Tensor)
-    return plain, None
