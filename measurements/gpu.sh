@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The figures in docs/results.md and measurements/kernels.md that need a GPU, a file each:
 #
-#     bash measurements/gpu.sh OUT [checks|constrained|rounds|throughput|cut|experts|prefill|precision|speed|auto|
-#                                   branches|floors|ablation|accept|exact|temperature …]
+#     bash measurements/gpu.sh OUT [checks|host|constrained|rounds|throughput|cut|experts|prefill|precision|speed|
+#                                   load|auto|branches|floors|ablation|accept|exact|temperature …]
 #
 # Parts that are not named are left out; without a name all of them run. What a part has decoded
 # before (all from precision on but speed) is not decoded again if OUT has it. LIMIT:
@@ -10,7 +10,7 @@
 set -uo pipefail
 out=${1:?where do the files go?}
 shift
-parts=${*:-checks constrained rounds throughput cut experts prefill precision speed auto branches floors ablation accept exact temperature}
+parts=${*:-checks host constrained rounds throughput cut experts prefill precision speed load auto branches floors ablation accept exact temperature}
 mkdir -p "$out"
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 python=${PYTHON:-python3}
@@ -45,6 +45,11 @@ for part in $parts; do
     case $part in
     constrained) measure constrained.json "$python" measurements/constrained.py ;;
     checks) measure checks.txt "$python" measurements/kernels.py --checks-only ;;
+    host) # one core, no GPU: that of this machine
+        measure host_decoder.jsonl env OMP_NUM_THREADS=1 "$python" measurements/decoder_overhead.py
+        measure host_row_budget.txt env OMP_NUM_THREADS=1 "$python" measurements/row_budget.py
+        measure host_time.txt env OMP_NUM_THREADS=1 "$python" measurements/host_time.py
+        ;;
     rounds)
         for kind in bf16 fp8 int8; do
             with=(--quantize $kind)
@@ -81,6 +86,12 @@ for part in $parts; do
         for task in words functions; do
             measure speed_$task.txt "${lopa[@]}" study speed --task $task --limit 144 --seed 6 \
                 --out "$out/$task-h200"
+        done
+        ;;
+    load) # timed: alone on the machine
+        for task in words functions; do
+            measure load_$task.txt "${lopa[@]}" study load --task $task --dtype bfloat16 --limit 256 \
+                --seed 43 --out "$out/$task-load"
         done
         ;;
     auto | branches) answers $part "" --limit 500 --workers 6 ;;
