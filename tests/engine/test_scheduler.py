@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import pytest
 
@@ -98,3 +99,20 @@ def test_leaving_the_loop_frees_everything(llm: LLM) -> None:
 def test_bad_limits(llm: LLM) -> None:
     with pytest.raises(LopaError, match="token_budget must be at least 1"):
         Scheduler(llm.runner, token_budget=0)
+
+
+@pytest.mark.parametrize("reuse", ["exact", "approximate"])
+def test_what_nobody_shares_is_not_written_at_the_end(
+    reuse: Literal["exact", "approximate"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM("dummy:dream-tiny", device="cpu", dtype="float32", prefix_reuse=reuse)
+    committed: list[tuple[int, int]] = []
+    commit = llm.runner.commit
+
+    def noted(winners: Sequence[tuple[int, int]]) -> None:
+        committed.extend(winners)
+        commit(winners)
+
+    monkeypatch.setattr(llm.runner, "commit", noted)
+    output = llm.generate(make_prompt(1), SETTINGS[0])
+    assert len(committed) == output.rounds - (reuse == "exact")

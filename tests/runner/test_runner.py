@@ -67,9 +67,9 @@ class Uncached(SyncRunner):
         return [Stats(*map(np.concatenate, zip(*by_row, strict=True)))]
 
     def commit(self, winners: Sequence[tuple[int, int]]) -> None:
-        ((_, winner),) = winners
-        row = self.plan.rows[winner]
-        self.known = np.concatenate([self.known[: self.plan.start], row])
+        for _, winner in winners:  # one at most
+            row = self.plan.rows[winner]
+            self.known = np.concatenate([self.known[: self.plan.start], row])
 
 
 def decode_uncached(llm: LLM, prompt: list[int], config: DecodeConfig) -> Session:

@@ -76,6 +76,9 @@ class BranchRunner(SyncRunner):
     def reused(self, slot: int) -> int:
         return self.local.reused(slot)
 
+    def shares(self, slot: int) -> bool:
+        return self.local.shares(slot)
+
     def cost(self, plan: Plan) -> int:
         """Of the rank with most to do."""
         if len(plan.rows) == 1:

@@ -118,7 +118,11 @@ class Scheduler(Engine):
             for session in one.sessions:  # to the end of the queue
                 self.running.remove(session)
                 self.running.append(session)
-        self.runner.commit([(session.slot, session.choose(stats)) for session, stats in done])
+        winners = [(session, session.choose(stats)) for session, stats in done]
+        # What an answer that is complete would write is for those who begin like it, if for anyone.
+        self.runner.commit(
+            [(s.slot, row) for s, row in winners if not s.is_done or self.runner.shares(s.slot)]
+        )
         now = time.perf_counter()
         spent = []
         for session, _ in done:

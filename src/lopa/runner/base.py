@@ -84,6 +84,9 @@ class Runner(Protocol):
     def reused(self, slot: int) -> int:
         """How many tokens of a new slot's prompt are cached already."""
 
+    def shares(self, slot: int) -> bool:
+        """Whether what the slot commits may be found by others, when it is closed too."""
+
     def close(self, slot: int) -> None: ...
 
     def cost(self, plan: Plan) -> int:
@@ -96,7 +99,10 @@ class Runner(Protocol):
         """`launch` and `wait`."""
 
     def commit(self, winners: Sequence[tuple[int, int]]) -> None:
-        """(slot, winning row) of every plan that the last forward of a lane gave statistics for."""
+        """(slot, winning row) of every plan that the last forward of a lane gave statistics for.
+
+        One that is closed next and shares nothing may be left out.
+        """
 
 
 class SyncRunner(Runner, Protocol):
@@ -113,6 +119,9 @@ class SyncRunner(Runner, Protocol):
     @property
     def padding(self) -> tuple[tuple[int, int], ...]:
         return ()
+
+    def shares(self, slot: int) -> bool:
+        return False
 
     def launch(self, plans: Plans, lane: int = 0) -> InFlight:
         return InFlight(partial(self.forward, plans))

@@ -152,6 +152,9 @@ class PagedRunner:
     def reused(self, slot: int) -> int:
         return self._slots[slot].reused
 
+    def shares(self, slot: int) -> bool:
+        return self._slots[slot].grain is not None
+
     def close(self, slot: int) -> None:
         self.kv_cache.free(self._slots.pop(slot).pages)
         self._free.append(slot)
