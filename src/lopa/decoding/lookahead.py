@@ -94,7 +94,8 @@ def _fills(view: RoundView, drafts: list[Draft], config: DecodeConfig) -> Scores
     counted = np.where(passed, view.max_prob, 0.0)
     *fills, of_anchor = np.add.reduce(counted, axis=1, dtype=np.float64).tolist()
     placed = [d[0].max_prob if len(d) == 1 else min(a.max_prob for a in d) for d in drafts]
-    weights = (np.array(placed) ** config.creation_weight).tolist()
+    # By Python's power: NumPy's has other last digits where the processor has AVX-512.
+    weights = [prob**config.creation_weight for prob in placed]
     # The lookahead token itself counts. But a branch without rivals would nearly always win by it,
     # right or wrong (docs/results.md): if nobody asks whether the anchor agrees, it has to bring
     # more than the anchor without.
