@@ -220,6 +220,7 @@ def test_ranks_take_no_more_threads_than_they_may(
     assert [place.threads for place in placements("cpu", 2)] == [1, 1]
 
 
+@pytest.mark.faults
 def test_no_rank_outlives_its_parent(tmp_path: Path) -> None:
     """The parent is killed without warning while one of its ranks is stopped."""
     script = tmp_path / "parent.py"

@@ -59,6 +59,7 @@ def test_two_ranks_decode_as_one(two: Ranks) -> None:
     assert all("the ranks compute different things" in s for s in said)
 
 
+@pytest.mark.parallel
 @pytest.mark.parametrize(
     "settings",
     [
@@ -66,13 +67,10 @@ def test_two_ranks_decode_as_one(two: Ranks) -> None:
             {"block_size": 8, "branches": 3, "threshold": 0.3},
             {"window": "canvas", "branches": 2, "temperature": 1.0, "top_k": 50},
         ],
-        pytest.param(
-            [
-                {"block_size": 8, "attention": "block", "branches": 3, "temperature": 1.0},
-                {"decoder": "fast-dllm", "block_size": 8},
-            ],
-            marks=pytest.mark.parallel,
-        ),
+        [
+            {"block_size": 8, "attention": "block", "branches": 3, "temperature": 1.0},
+            {"decoder": "fast-dllm", "block_size": 8},
+        ],
     ],
 )
 def test_answers_that_have_to_fit(two: Ranks, settings: list[dict[str, Any]]) -> None:

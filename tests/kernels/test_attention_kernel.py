@@ -111,8 +111,7 @@ def test_more_pages_than_are_looked_up_at_once_in_each_part() -> None:
     run([([2], 67 * PAGE, 67 * PAGE, None)], 2, 1, 16, 2, torch.float16)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(("splits", "dtype"), list(zip((1, 3), DTYPES, strict=True)))
 @pytest.mark.parametrize(
     ("case", "far"),
     [

@@ -124,6 +124,7 @@ def test_losses_are_those_of_shifted_rows() -> None:
         torch.testing.assert_close(losses[row], torch.stack(expected), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.engine
 def test_parts_and_fallbacks_give_the_same_gradient(tmp_path: Path) -> None:
     """A batch in parts, after running out of memory, and after a compilation that failed."""
     trainer = Trainer(smoke(), out=tmp_path, minutes=1, device="cpu")

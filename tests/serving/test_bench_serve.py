@@ -73,6 +73,7 @@ def test_a_ramp_is_one_run(server: Server) -> None:
     assert all(load.completed == load.requests and not load.server_errors for load in loads)
 
 
+@pytest.mark.soak
 def test_the_command(server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     url = ["bench", "serve", "--url", f"{server.url}/v1/"]
     short = ["--seconds", "0.2", "--max-tokens", "8"]

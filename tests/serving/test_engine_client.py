@@ -128,6 +128,7 @@ def test_a_request_that_kills_engines_takes_no_other_with_it(chat_folder: Path) 
     assert client.restarts == 5
 
 
+@pytest.mark.soak
 def test_streams_with_branches_auto_go_on_after_a_restart(chat_folder: Path) -> None:
     """They get the branches that they had, though the load is another: the others are done. The
     engine that is started again goes by what the first measured."""

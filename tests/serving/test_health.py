@@ -216,6 +216,7 @@ def test_a_stream_goes_on_where_it_was_when_the_engine_is_killed(
         assert events[-2]["text"] == wanted.text
 
 
+@pytest.mark.soak
 def test_waiting_requests_survive_the_engine_too(small: Server, llm: LLM) -> None:
     wanted = alone(llm, 100)
     with ThreadPoolExecutor(3) as pool:

@@ -18,6 +18,8 @@ from serving_support import SLOW, Server, children, data_of, is_alive, until
 
 from lopa import LLM
 
+pytestmark = pytest.mark.soak
+
 MODEL = "dummy:dream-tiny"
 RANKS = ("--model", MODEL, "--branch-parallel", "2", "--rank-timeout", "5", "--device", "cpu")
 
@@ -108,7 +110,6 @@ def test_an_idle_rank_that_dies_is_replaced(two: Server, cases: Any) -> None:
     assert two.metric("lopa_engine_restarts") == 0
 
 
-@pytest.mark.soak
 def test_a_killed_engine_leaves_no_rank(two: Server, cases: Any) -> None:
     engine, ranks = two.engine_pid, ranks_of(two)
     nurseries = children(engine)
@@ -120,7 +121,6 @@ def test_a_killed_engine_leaves_no_rank(two: Server, cases: Any) -> None:
     assert two.metric("lopa_ranks_alive") == 2
 
 
-@pytest.mark.soak
 def test_parts_of_a_model(cases: Any) -> None:
     with Server("--model", MODEL, "--tensor-parallel", "2", "--device", "cpu") as server:
         assert server.metric("lopa_ranks_alive") == 2
@@ -128,7 +128,6 @@ def test_parts_of_a_model(cases: Any) -> None:
     assert [answer["choices"][0]["text"] for answer in answers] == [text for _, text in cases]
 
 
-@pytest.mark.soak
 def test_a_request_that_the_model_cannot_answer(chat_folder: Path, tmp_path: Path) -> None:
     """It fails alone, and in its first round; the group that it cost is replaced."""
     copy = Path(shutil.copytree(chat_folder, tmp_path / "model"))
@@ -148,7 +147,6 @@ def test_a_request_that_the_model_cannot_answer(chat_folder: Path, tmp_path: Pat
         assert server.metric("lopa_engine_restarts") == 0
 
 
-@pytest.mark.soak
 def test_a_model_that_cannot_be_cut_like_this() -> None:
     command = [sys.executable, "-m", "lopa", "serve", "--port", "0", "--tensor-parallel", "3"]
     ended = subprocess.run([*command, "--model", MODEL], capture_output=True, text=True, timeout=60)
