@@ -71,6 +71,26 @@ def test_all_are_weighed_again_together(llm: LLM, weighed: list[int]) -> None:
     assert weighed == [4, 4]
 
 
+def test_nothing_is_kept_when_the_load_has_changed(llm: LLM, weighed: list[int]) -> None:
+    """Seven where there were two, and one when the others have gone: all are weighed anew."""
+    engine = llm.engine(max_running=8)
+    for seed in range(2):
+        engine.add(session(llm, seed, DEAR_HOST))
+    for _ in range(3):
+        engine.step()
+    for seed in range(2, 7):
+        engine.add(session(llm, seed, DEAR_HOST))
+    for _ in range(3):
+        engine.step()
+    assert weighed == [2, 7]  # once those that had come had something to offer
+    for other in list(engine.running)[1:]:
+        engine.abort(other)
+    for _ in range(2):
+        engine.step()
+    engine.close()
+    assert weighed == [2, 7, 1]
+
+
 def test_where_the_device_is_what_takes_long_every_round_is_weighed(
     llm: LLM, weighed: list[int]
 ) -> None:

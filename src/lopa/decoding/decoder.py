@@ -186,6 +186,10 @@ class Decoder:
         self._offer = None
         self._held, self._held_rounds = branches, rounds - 1
 
+    def release(self) -> None:
+        """Keep the number of branches no longer: the round after the next offers them again."""
+        self._held_rounds = 0
+
     @property
     def usual_tokens(self) -> float:
         """What a round brings, as far as can be told."""

@@ -29,7 +29,8 @@ from lopa.types import Plan, Stats
 
 # Where the host takes at least this share of the device's time, branches are weighed in one of so
 # many rounds, of all sessions together, and kept in between: weighing takes the host time, too. A
-# session that comes in between has as many as most others.
+# session that comes in between has as many as most others. When more than twice as many sessions
+# run as did then, or less than half, nothing is kept any longer.
 HOLD_FROM_SHARE, HOLD_ROUNDS = 0.25, 16
 
 
@@ -81,6 +82,7 @@ class Scheduler(Engine):
         self._budget: RowBudget | None = None  # as soon as a session leaves its number open
         self._launched = 0  # rounds
         self._weighed_at = 0  # how many there were when branches were weighed last
+        self._weighed_for = 0  # how many sessions ran then; 0: nothing is kept
         self._kept: int | None = None  # branches of most sessions then; None: weigh every time
         # Of a session in the round that was launched last: tokens forwarded, branches
         self._tokens_each = self._branches_each = 0.0
@@ -203,11 +205,16 @@ class Scheduler(Engine):
         Sessions that have to wait for their turn count too: the rounds that they wait for are like
         this one.
         """
+        running = len(self.running)
+        if self._weighed_for and not self._weighed_for <= 2 * running <= 4 * self._weighed_for:
+            self._weighed_for, self._kept = 0, None
+            for session in self.running:
+                session.decoder.release()
         found = [(session, session.decoder.offer) for session in sessions]
         offering = [session for session, offer in found if offer is not None]
         if not offering:
             return {}, 1
-        age, alone = self._launched - self._weighed_at, len(self.running) == 1
+        age, alone = self._launched - self._weighed_at, running == 1
         if self._kept is not None and age < HOLD_ROUNDS and not alone:
             return dict.fromkeys(offering, self._kept), HOLD_ROUNDS - age
         offers = [offer for _, offer in found if offer is not None]
@@ -230,9 +237,10 @@ class Scheduler(Engine):
         anchors = forwarded + sum(offer.row_length for offer in offers)
         held = cost.host_share(anchors, [0] * len(sessions)) >= HOLD_FROM_SHARE
         chosen = self._budget.allocate(offers, pace, rest, held=held)
-        self._weighed_at, self._kept = self._launched, None
-        if held and not alone:
-            self._kept = sorted(chosen)[len(chosen) // 2]
+        self._weighed_at, self._weighed_for, self._kept = self._launched, 0, None
+        if held:
+            self._weighed_for = running
+            self._kept = None if alone else sorted(chosen)[len(chosen) // 2]
         return dict(zip(offering, chosen, strict=True)), HOLD_ROUNDS if held else 1
 
     def _admit(self) -> None:
