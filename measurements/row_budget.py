@@ -43,7 +43,7 @@ def measure(cost: RoundCost, sessions: int, rounds: int, seed: int) -> float:
         began = time.perf_counter()
         chosen = budget.allocate(offers, pace)
         times.append(time.perf_counter() - began)
-        gained = sum(o.usual + o.gain_of(k) for o, k in zip(offers, chosen, strict=True))
+        gained = sum(o.usual + o.steps.gain_of(k) for o, k in zip(offers, chosen, strict=True))
         tokens = sum(o.row_length * (k + 1) for o, k in zip(offers, chosen, strict=True))
         pace.add(gained, cost(tokens, chosen))
     return statistics.median(times)

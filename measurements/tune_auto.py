@@ -32,7 +32,7 @@ USUAL: Constants = {
     (module, name): value
     for module in (branch_budget, row_budget)
     for name, value in vars(module).items()
-    if name.isupper() and not name.startswith("NO_")
+    if name.isupper() and not name.startswith(("_", "NO_", "AUTO_"))
 }
 NAMES = {name for _, name in USUAL}
 

@@ -167,6 +167,12 @@ def test_what_is_kept_changes_nothing(rounds: list[list[list[float]]]) -> None:
         assert [used.allocate(offers, Pace(9.0, 2.0)) for _ in range(2)] == [expected] * 2
 
 
+def test_a_host_that_takes_less_for_more_branches_is_no_reason_for_another_order() -> None:
+    falls = RoundCost(((64, 0.001), (4096, 0.01)), (0.002, 0.001, 0.003, 0.004, 0.005))
+    one = offer((2.0, 2.5, 2.6))
+    assert RowBudget(falls).allocate([one, one], Pace(4.0, 0.01)) == [1, 1]
+
+
 def test_numbers_that_are_kept_go_by_usual_rounds() -> None:
     rich, poor = concave_steps(CHOICES, (0.0, 2.0, 4.0, 7.0)), concave_steps(CHOICES, (0.0,) * 4)
     for offers in ([Offer(64, 2.0, poor, 0, rich)], [Offer(64, 2.0, poor, 0, rich)] * 2):

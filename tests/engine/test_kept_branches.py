@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -37,8 +38,9 @@ def weighed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def session(llm: LLM, seed: int, cost: RoundCost) -> Session:
-    return llm.session([3 + (7 * seed + 5 * i) % 200 for i in range(9)], CONFIG, cost=cost)
+def session(llm: LLM, seed: int, cost: RoundCost, **changes: Any) -> Session:
+    prompt = [3 + (7 * seed + 5 * i) % 200 for i in range(9)]
+    return llm.session(prompt, CONFIG.changed(**changes), cost=cost)
 
 
 def branches(of: Session) -> list[int]:
@@ -59,6 +61,68 @@ def test_one_that_joins_has_as_many_as_most(llm: LLM, weighed: list[int]) -> Non
     engine.close()
     assert weighed == [3]  # all that ran, when they first left it open
     assert branches(late) == [0, *[sorted(others)[1]] * 3]
+
+
+def test_one_that_joins_with_few_candidates_has_no_more_than_those(llm: LLM) -> None:
+    engine = llm.engine(max_running=4)
+    for seed in range(3):
+        engine.add(session(llm, seed, DEAR_HOST))
+    for _ in range(3):
+        engine.step()
+    late = session(llm, 3, DEAR_HOST, max_new_tokens=8)
+    engine.add(late)
+    engine.step()
+    candidates = len(late.decoder.drafts)
+    engine.step()
+    engine.close()
+    assert branches(late)[1] == candidates
+
+
+def test_one_that_accepts_otherwise_is_weighed(llm: LLM, weighed: list[int]) -> None:
+    engine = llm.engine(max_running=4)
+    for seed in range(3):
+        engine.add(session(llm, seed, DEAR_HOST))
+    for _ in range(3):
+        engine.step()
+    engine.add(session(llm, 3, DEAR_HOST, accept="exact"))
+    for _ in range(2):
+        engine.step()
+    engine.close()
+    assert weighed == [3, 1]
+
+
+def test_who_comes_one_by_one_decides_for_nobody_else(llm: LLM, weighed: list[int]) -> None:
+    """Nothing is kept when the load has doubled: what the next one gets is not everybody's."""
+    engine = llm.engine(max_running=8)
+    for seed in range(2):
+        engine.add(session(llm, seed, DEAR_HOST))
+    for seed in range(2, 8):
+        for _ in range(2):
+            engine.step()
+        engine.add(session(llm, seed, DEAR_HOST))
+    for _ in range(3):
+        engine.step()
+    running = len(engine.running)
+    engine.close()
+    assert running == 8
+    assert weighed[0] == 2
+    # After one that was alone in offering all of them are weighed.
+    assert all(after > 1 for one, after in pairwise(weighed) if one == 1)
+    assert max(weighed) >= 5
+
+
+def test_what_is_expected_goes_by_the_branches_of_each_round(llm: LLM) -> None:
+    engine, one = llm.engine(), session(llm, 0, DEAR_HOST)
+    engine.add(one)
+    expected: dict[int, set[float]] = {}
+    while engine.busy:
+        engine.step()
+        expected.setdefault(branches(one)[-1], set()).add(one.decoder.expected_gain)
+    numbers = sorted(expected)
+    assert len(numbers) > 3  # towards the end there are ever fewer masks
+    assert expected[0] == {0.0}
+    assert [min(expected[k]) for k in numbers] == sorted(min(expected[k]) for k in numbers)
+    assert max(expected[numbers[-1]]) > max(expected[numbers[1]])
 
 
 def test_all_are_weighed_again_together(llm: LLM, weighed: list[int]) -> None:

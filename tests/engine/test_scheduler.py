@@ -101,9 +101,15 @@ def test_bad_limits(llm: LLM) -> None:
         Scheduler(llm.runner, token_budget=0)
 
 
-@pytest.mark.parametrize("reuse", ["exact", "approximate"])
+@pytest.mark.parametrize(
+    ("reuse", "attention", "is_written"),
+    [("exact", "full", False), ("exact", "block", False), ("approximate", "full", True)],
+)
 def test_what_nobody_shares_is_not_written_at_the_end(
-    reuse: Literal["exact", "approximate"], monkeypatch: pytest.MonkeyPatch
+    reuse: Literal["exact", "approximate"],
+    attention: str,
+    is_written: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     llm = LLM("dummy:dream-tiny", device="cpu", dtype="float32", prefix_reuse=reuse)
     committed: list[tuple[int, int]] = []
@@ -114,5 +120,5 @@ def test_what_nobody_shares_is_not_written_at_the_end(
         commit(winners)
 
     monkeypatch.setattr(llm.runner, "commit", noted)
-    output = llm.generate(make_prompt(1), SETTINGS[0])
-    assert len(committed) == output.rounds - (reuse == "exact")
+    output = llm.generate(make_prompt(1), SETTINGS[0].changed(attention=attention))
+    assert len(committed) == output.rounds - (not is_written)

@@ -93,7 +93,7 @@ def _rounds(cost: RoundCost) -> dict[str, Any]:
 
     offer = BranchBudget(DecodeConfig().accept).offer(USUAL_ROW, AUTO_BRANCHES[-1], _SURE)
     (branches,) = RowBudget(cost).allocate([offer], Pace())
-    tokens = offer.usual + offer.gain_of(branches)
+    tokens = offer.usual + offer.steps.gain_of(branches)
     seconds = cost((1 + branches) * USUAL_ROW, (branches,))
     return {
         "one_row_ms": 1e3 * cost(USUAL_ROW),

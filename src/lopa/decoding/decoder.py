@@ -22,7 +22,7 @@ from lopa.decoding.policy import LookaheadPolicy, make_policy
 from lopa.decoding.record import make_record
 from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
 from lopa.decoding.round_view import Anchor, RoundView, eos_mask
-from lopa.decoding.row_budget import PRIOR_ROUNDS, Offer, Pace, RowBudget
+from lopa.decoding.row_budget import NO_STEPS, PRIOR_ROUNDS, Offer, Pace, RowBudget
 from lopa.decoding.windows import Frame, Pipeline, layout_behind, layout_of_gaps, make_window
 from lopa.types import (
     Automaton,
@@ -76,7 +76,7 @@ class Decoder:
         self.cost = cost if config.objective == "speed" else EVERY_ROUND_THE_SAME
         self.budget = BranchBudget(config.accept) if config.branches == "auto" else None
         self._offer: Offer | None = None
-        self._gain = 0.0  # tokens that the branches taken of an offer are expected to add
+        self._taken = NO_STEPS  # of an offer, by which the number of branches was chosen
         self._held, self._held_rounds = 0, 0  # branches, in so many rounds after the next
         self._is_held = False  # whether the next round's were kept
         self.pace = Pace()  # of its rounds, as if it were alone; for branches auto
@@ -175,14 +175,14 @@ class Decoder:
         """What the candidates of the next round are worth; None: how many it has is no choice."""
         return self._offer if self.config.objective == "speed" else None
 
-    def take(self, branches: int, rounds: int = 1) -> None:
+    def take(self, branches: int, rounds: int = 1, *, held: bool = False) -> None:
         """Have so many branches, of those offered, in the next so many rounds.
 
-        The rounds behind the first one offer none.
+        The rounds behind the first one offer none. held: they were chosen to be kept.
         """
         self.drafts = self.drafts[:branches]
         if self._offer is not None:
-            self._gain = self._offer.gain_of(len(self.drafts), held=rounds > 1)
+            self._taken = self._offer.steps_of(held)
         self._offer = None
         self._held, self._held_rounds = branches, rounds - 1
 
@@ -274,7 +274,7 @@ class Decoder:
             return self._choose_length(plan, stats)
         if plan is None or frame is None:
             raise RuntimeError("statistics without a plan")
-        drafts, gain, was_held = self.drafts, self._gain, self._is_held
+        drafts, taken, was_held = self.drafts, self._taken, self._is_held
         base, size, mask_id = self.window.base, self.window.size, None
         if self.config.edits:
             mask_id = self.mask_id
@@ -305,7 +305,7 @@ class Decoder:
             self._held_rounds -= 1
             most = self._held
         else:
-            self._gain = 0.0
+            self._taken = NO_STEPS
         if most:
             own = fills.chosen[: frame.blocks[winner] * view.size]  # of the row's own blocks
             self.drafts = self._spawn(view, drafts, winner, own, frame.may_force[winner], most)
@@ -334,7 +334,7 @@ class Decoder:
             spawned=self.drafts,
             fill_rule=self.fill_rule,
             prompt=self.prompt,
-            expected_gain=gain,
+            taken=taken,
             is_held=was_held,
         )
         if self._offer is not None and self.round < len(self.known_branches):
@@ -360,7 +360,7 @@ class Decoder:
             ends = outcome.frame.row_ends
             tokens = sum(ends) - len(ends) * start
             self.pace.add(self.brought, self.cost.of_one(tokens, len(outcome.drafts)))
-        self.expected_gain = outcome.expected_gain
+        self.expected_gain = outcome.taken.gain_of(len(outcome.drafts))
         self.policy.observe(outcome)
         blocks = self.window.block_views(outcome.frame, outcome.winner, outcome.fills.masks)
         return make_record(outcome, blocks)

@@ -14,6 +14,7 @@ import numpy as np
 from lopa.decoding.fill import Filled, FillRule, with_others
 from lopa.decoding.lookahead import Selection
 from lopa.decoding.round_view import RoundView, eos_mask
+from lopa.decoding.row_budget import NO_STEPS, Steps
 from lopa.decoding.windows import Frame
 from lopa.types import BoolArray, Draft, Plan, Stats
 
@@ -48,7 +49,7 @@ class Outcome:
     spawned: list[Draft]  # drafts for the next round
     fill_rule: FillRule
     prompt: int  # its length
-    expected_gain: float = 0.0  # tokens of its branches, where their number was a choice
+    taken: Steps = NO_STEPS  # by which the number of branches was chosen, where it was a choice
     is_held: bool = False  # whether that number was kept from the round before
 
     @property

@@ -29,7 +29,8 @@ PRIOR_ROUNDS = 3.0  # that what sessions usually bring counts for beside what th
 PACE_DECAY = 0.95  # weight of a round against the one after it
 _LEAST_SLOPE = 1e-15  # seconds a token: rows that cost nothing are no division by 0
 _MOST_STEPS = len(AUTO_BRANCHES) - 1  # of an offer
-_COLUMNS = 5  # of a ranked step
+_COLUMNS = 5  # of a ranked step: see `_rank`
+_BRANCHES = 4  # the last of them
 _NO_STEP = (math.inf, 0.0, 0.0, 0.0, 0.0)  # ranks last
 _PACKED = struct.Struct(f"{_MOST_STEPS * _COLUMNS}d").pack
 _MOST_RANKED = 4096  # steps that are kept ranked
@@ -41,6 +42,16 @@ class Steps:
 
     # Branches that each step adds, tokens that it brings: fewer per branch from step to step
     each: tuple[tuple[int, float], ...] = ()
+
+    def gain_of(self, branches: int) -> float:
+        """Tokens that so many branches are expected to bring over none."""
+        gained = 0.0
+        for added, gain in self.each:
+            branches -= added
+            if branches < 0:
+                break
+            gained += gain
+        return gained
 
 
 NO_STEPS = Steps()
@@ -58,16 +69,6 @@ class Offer(NamedTuple):
     def steps_of(self, held: bool) -> Steps:
         """held: the number is kept for several rounds."""
         return self.usual_steps if held else self.steps
-
-    def gain_of(self, branches: int, *, held: bool = False) -> float:
-        """Tokens that so many branches are expected to bring over none, in a round."""
-        gained = 0.0
-        for added, gain in self.steps_of(held).each:
-            branches -= added
-            if branches < 0:
-                break
-            gained += gain
-        return gained
 
 
 class Rest(NamedTuple):
@@ -131,7 +132,7 @@ class RowBudget:
         brought = pace.tokens + PRIOR_ROUNDS * (usual + float(gained[likely]))
         rate = brought / (pace.seconds + PRIOR_ROUNDS * float(seconds[likely]))
         taken = order[: (gained - rate * seconds).argmax()]  # of equals the fewest
-        chosen = np.bincount(taken // _MOST_STEPS, steps[taken, 4], count).astype(np.int64)
+        chosen = np.bincount(taken // _MOST_STEPS, steps[taken, _BRANCHES], count).astype(np.int64)
         return list(map(max, chosen.tolist(), least))
 
     def _allocate_one(self, offer: Offer, pace: Pace, rest: Rest, held: bool) -> int:
@@ -185,7 +186,8 @@ def _rank(steps: Steps, row_length: int, slope: float, host: Sequence[float]) ->
     runs: list[tuple[float, float, int]] = []  # steps that go together: gain, seconds, how many
     slope, taken = max(slope, _LEAST_SLOPE), 0
     for added, gain in steps.each:
-        tokens, on_host = added * row_length, host[taken + added] - host[taken]
+        # A given cost may say that more branches take the host less time: then they take none.
+        tokens, on_host = added * row_length, max(0.0, host[taken + added] - host[taken])
         taken += added
         rows.append((tokens, gain, on_host, added))
         gained, seconds, count = gain, tokens * slope + on_host, 1
@@ -194,9 +196,11 @@ def _rank(steps: Steps, row_length: int, slope: float, host: Sequence[float]) ->
             gained, seconds, count = gained + before[0], seconds + before[1], count + before[2]
         runs.append((gained, seconds, count))
     found: list[float] = []
+    worth = math.inf
     for gained, seconds, count in runs:
+        worth = min(worth, gained / seconds)  # products and quotients are rounded differently
         for row in rows[len(found) // _COLUMNS :][:count]:
-            found += -gained / seconds, *row
+            found += -worth, *row
     found += _NO_STEP * (_MOST_STEPS - len(rows))
     return _PACKED(*found)
 

@@ -15,8 +15,12 @@ on the device.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median_low
+from typing import NamedTuple
 
+from lopa.config import AcceptName
 from lopa.decoding.round_cost import RoundCost
 from lopa.decoding.row_budget import NO_OTHERS, Pace, Rest, RowBudget
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
@@ -28,10 +32,26 @@ from lopa.runner.base import InFlight, Runner
 from lopa.types import Plan, Stats
 
 # Where the host takes at least this share of the device's time, branches are weighed in one of so
-# many rounds, of all sessions together, and kept in between: weighing takes the host time, too. A
-# session that comes in between has as many as most others. When more than twice as many sessions
-# run as did then, or less than half, nothing is kept any longer.
+# many rounds, of all sessions together, and kept in between: weighing takes the host time, too.
 HOLD_FROM_SHARE, HOLD_ROUNDS = 0.25, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Numbers of branches that most sessions keep for several rounds."""
+
+    launched: int  # rounds, when they were weighed
+    running: int  # sessions, then
+    # By the way branches are accepted, the median: for sessions that join; none: of one alone
+    branches: Mapping[AcceptName, int]
+
+
+class Choice(NamedTuple):
+    """The branches that sessions have of those they offer."""
+
+    branches: dict[Session, int]
+    rounds: int = 1  # that they have them for
+    held: bool = False  # they were chosen to be kept
 
 
 @dataclass(slots=True)
@@ -81,9 +101,7 @@ class Scheduler(Engine):
         self._pace = Pace()
         self._budget: RowBudget | None = None  # as soon as a session leaves its number open
         self._launched = 0  # rounds
-        self._weighed_at = 0  # how many there were when branches were weighed last
-        self._weighed_for = 0  # how many sessions ran then; 0: nothing is kept
-        self._kept: int | None = None  # branches of most sessions then; None: weigh every time
+        self._hold: Hold | None = None
         # Of a session in the round that was launched last: tokens forwarded, branches
         self._tokens_each = self._branches_each = 0.0
 
@@ -147,6 +165,7 @@ class Scheduler(Engine):
     def _launch(self, now: float) -> None:
         """Launch what is to be in flight. now: when its time begins."""
         self._admit()
+        self._follow_load()
         halves = self._goes_in_halves()
         if self.in_flight and not halves:
             return  # all go together when those are done
@@ -174,7 +193,7 @@ class Scheduler(Engine):
         in_flight = {session for one in self.in_flight for session in one.sessions}
         ready = [session for session in self.running if session not in in_flight]
         turn: list[Session] = []
-        chosen, rounds = self._choose_branches(ready[:most])
+        choice = self._choose_branches(ready[:most])
         forwarded, branches = 0, []
         for session in ready[:most]:
             offer = session.decoder.offer
@@ -182,7 +201,7 @@ class Scheduler(Engine):
                 plan = _plan(session)
                 tokens, own = self.runner.cost(plan), len(plan.rows) - 1
             else:
-                own = chosen[session]
+                own = choice.branches[session]
                 tokens = offer.row_length * (own + 1)
             if turn and forwarded + tokens > self.token_budget:
                 break
@@ -193,55 +212,81 @@ class Scheduler(Engine):
             self._tokens_each = forwarded / len(turn)
             self._branches_each = sum(branches) / len(turn)
         for session in turn:
-            if session in chosen:
-                session.decoder.take(chosen[session], rounds)
+            if session in choice.branches:
+                session.decoder.take(choice.branches[session], choice.rounds, held=choice.held)
         if self.cost is None or len(self.running) == 1:  # a session that is alone has its own pace
             return turn, 0.0
         return turn, self.cost(forwarded, branches)
 
-    def _choose_branches(self, sessions: list[Session]) -> tuple[dict[Session, int], int]:
-        """Of all sessions that leave their number open, in one budget; and for how many rounds.
+    def _follow_load(self) -> None:
+        """Nothing is kept when more than twice as many sessions run as did, or less than half."""
+        hold, running = self._hold, len(self.running)
+        if hold is not None and not hold.running <= 2 * running <= 4 * hold.running:
+            self._hold = None
+            for session in self.running:
+                session.decoder.release()
+
+    def _choose_branches(self, sessions: list[Session]) -> Choice:
+        """Of all sessions that leave their number open, in one budget.
 
         Sessions that have to wait for their turn count too: the rounds that they wait for are like
         this one.
         """
-        running = len(self.running)
-        if self._weighed_for and not self._weighed_for <= 2 * running <= 4 * self._weighed_for:
-            self._weighed_for, self._kept = 0, None
-            for session in self.running:
-                session.decoder.release()
         found = [(session, session.decoder.offer) for session in sessions]
         offering = [session for session, offer in found if offer is not None]
         if not offering:
-            return {}, 1
-        age, alone = self._launched - self._weighed_at, running == 1
-        if self._kept is not None and age < HOLD_ROUNDS and not alone:
-            return dict.fromkeys(offering, self._kept), HOLD_ROUNDS - age
+            return Choice({})
+        kept = self._kept_by_others(offering)
+        if kept is not None:
+            return kept
         offers = [offer for _, offer in found if offer is not None]
         others: list[int] = []  # branches of each
         forwarded, tokens = 0, 0.0
+        anchors = sum(offer.row_length for offer in offers)
         for session, offer in found:
             if offer is None:
                 plan = _plan(session)
                 others.append(len(plan.rows) - 1)
                 forwarded += self.runner.cost(plan)
+                anchors += plan.rows.shape[1]
                 tokens += session.decoder.usual_tokens
         cost = self.cost = offering[0].decoder.cost  # one for all: sessions of one model
-        if self._budget is None or self._budget.cost is not cost:
+        if self._budget is None or self._budget.cost != cost:
             self._budget = RowBudget(cost)
         # A session that is alone has its own pace: what ran before it is no matter.
+        alone = len(self.running) == 1
         pace = offering[0].decoder.pace if alone else self._pace
         rest = NO_OTHERS
         if others:
             rest = Rest(len(others), forwarded, tokens, cost.host_of_all(others))
-        anchors = forwarded + sum(offer.row_length for offer in offers)
         held = cost.host_share(anchors, [0] * len(sessions)) >= HOLD_FROM_SHARE
-        chosen = self._budget.allocate(offers, pace, rest, held=held)
-        self._weighed_at, self._weighed_for, self._kept = self._launched, 0, None
-        if held:
-            self._weighed_for = running
-            self._kept = None if alone else sorted(chosen)[len(chosen) // 2]
-        return dict(zip(offering, chosen, strict=True)), HOLD_ROUNDS if held else 1
+        chosen = dict(
+            zip(offering, self._budget.allocate(offers, pace, rest, held=held), strict=True)
+        )
+        if not held:
+            self._hold = None
+            return Choice(chosen)
+        if 2 * len(offering) < len(
+            sessions
+        ):  # they go with the others as soon as those are weighed
+            return Choice(chosen, held=True)
+        median = {} if alone else _medians(chosen)
+        self._hold = Hold(self._launched, len(self.running), median)
+        return Choice(chosen, HOLD_ROUNDS, held=True)
+
+    def _kept_by_others(self, sessions: list[Session]) -> Choice | None:
+        """What sessions that have just joined have of the others' numbers; None: weigh them."""
+        hold = self._hold
+        if hold is None or self._launched - hold.launched >= HOLD_ROUNDS:
+            return None
+        chosen = {}
+        for session in sessions:
+            decoder = session.decoder
+            number = hold.branches.get(session.config.accept)
+            if number is None or decoder.round > 1:
+                return None
+            chosen[session] = min(number, len(decoder.drafts))
+        return Choice(chosen, HOLD_ROUNDS - (self._launched - hold.launched), held=True)
 
     def _admit(self) -> None:
         new: list[Session] = []
@@ -278,6 +323,14 @@ class Scheduler(Engine):
         if session.slot >= 0:
             self.runner.close(session.slot)
             session.slot = -1
+
+
+def _medians(chosen: Mapping[Session, int]) -> dict[AcceptName, int]:
+    """Of the numbers, by the way branches are accepted."""
+    by_way: dict[AcceptName, list[int]] = {}
+    for session, number in chosen.items():
+        by_way.setdefault(session.config.accept, []).append(number)
+    return {accept: median_low(numbers) for accept, numbers in by_way.items()}
 
 
 def _plan(session: Session) -> Plan:

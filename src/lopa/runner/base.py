@@ -2,8 +2,9 @@
 
 A runner owns one slot (capacity in a KV cache) per sequence. `launch` starts a forward and
 `InFlight.wait` returns the statistics of each plan; when the decoders have chosen, `commit` makes
-the winners' keys and values the sequences' own. Where the winner was forwarded on another device,
-`staged` there and `install` here do that. `lopa.runner.paged` is the one in use.
+the winners' keys and values the sequences' own, of those that go on or are shared. Where the winner
+was forwarded on another device, `staged` there and `install` here do that. `lopa.runner.paged` is
+the one in use.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Runner(Protocol):
         """How many tokens of a new slot's prompt are cached already."""
 
     def shares(self, slot: int) -> bool:
-        """Whether what the slot commits may be found by others, when it is closed too."""
+        """Whether others may find what the slot's next commit writes, when it is closed too."""
 
     def close(self, slot: int) -> None: ...
 

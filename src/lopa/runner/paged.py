@@ -153,7 +153,10 @@ class PagedRunner:
         return self._slots[slot].reused
 
     def shares(self, slot: int) -> bool:
-        return self._slots[slot].grain is not None
+        state = self._slots[slot]
+        if state.grain == "whole":  # the prompt alone
+            return state.plan is not None and state.plan.start == 0
+        return state.grain is not None
 
     def close(self, slot: int) -> None:
         self.kv_cache.free(self._slots.pop(slot).pages)

@@ -22,5 +22,5 @@ def expected_rate(cost: RoundCost, running: int) -> float:
     offer = BranchBudget(DecodeConfig().accept).offer(USUAL_ROW, AUTO_BRANCHES[-1], _TOP_PROB)
     offers = [offer] * (running + 1)
     chosen = RowBudget(cost).allocate(offers, Pace())
-    tokens = sum(offer.usual + offer.gain_of(k) for k in chosen) / len(offers)
+    tokens = sum(offer.usual + offer.steps.gain_of(k) for k in chosen) / len(offers)
     return tokens / cost(USUAL_ROW * sum(k + 1 for k in chosen), chosen)
