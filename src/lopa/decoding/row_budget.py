@@ -137,9 +137,7 @@ class RowBudget:
 
     def _allocate_one(self, offer: Offer, pace: Pace, rest: Rest, held: bool) -> int:
         """The same for a single offer, whose steps have an order: without arrays."""
-        cost = self.cost
-
-        taken, gained = 0, 0.0
+        cost, taken, gained = self.cost, 0, 0.0
         found = []  # branches, tokens gained, seconds
         for added, gain in ((0, 0.0), *offer.steps_of(held).each):
             taken, gained = taken + added, gained + gain
