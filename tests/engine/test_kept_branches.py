@@ -11,6 +11,7 @@ from lopa import LLM, DecodeConfig
 from lopa.decoding.round_cost import RoundCost
 from lopa.decoding.row_budget import RowBudget
 from lopa.engine import scheduler
+from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
 
 POINTS = ((8, 0.010), (4096, 0.012))
@@ -43,16 +44,22 @@ def session(llm: LLM, seed: int, cost: RoundCost, **changes: Any) -> Session:
     return llm.session(prompt, CONFIG.changed(**changes), cost=cost)
 
 
+def running(llm: LLM, count: int, steps: int, cost: RoundCost = DEAR_HOST) -> Scheduler:
+    """An engine that has so many sessions and has made so many steps."""
+    engine = llm.engine(max_running=8)
+    for seed in range(count):
+        engine.add(session(llm, seed, cost))
+    for _ in range(steps):
+        engine.step()
+    return engine
+
+
 def branches(of: Session) -> list[int]:
     return [len(record.branches) - 1 for record in of.trace.rounds]
 
 
-def test_one_that_joins_has_as_many_as_most(llm: LLM, weighed: list[int]) -> None:
-    engine = llm.engine(max_running=4)
-    for seed in range(3):
-        engine.add(session(llm, seed, DEAR_HOST))
-    for _ in range(4):
-        engine.step()
+def test_one_that_joins_has_the_median(llm: LLM, weighed: list[int]) -> None:
+    engine = running(llm, 3, 4)
     others = [branches(one)[-1] for one in engine.running]
     late = session(llm, 3, DEAR_HOST)
     engine.add(late)
@@ -64,26 +71,20 @@ def test_one_that_joins_has_as_many_as_most(llm: LLM, weighed: list[int]) -> Non
 
 
 def test_one_that_joins_with_few_candidates_has_no_more_than_those(llm: LLM) -> None:
-    engine = llm.engine(max_running=4)
-    for seed in range(3):
-        engine.add(session(llm, seed, DEAR_HOST))
-    for _ in range(3):
-        engine.step()
-    late = session(llm, 3, DEAR_HOST, max_new_tokens=8)
+    engine = running(llm, 3, 3)
+    late = session(llm, 3, DEAR_HOST, block_size=4)
     engine.add(late)
     engine.step()
     candidates = len(late.decoder.drafts)
     engine.step()
+    each = [branches(one)[-1] for one in engine.running]
     engine.close()
-    assert branches(late)[1] == candidates
+    assert branches(late)[1] == candidates < max(each)
+    assert engine._branches_each == pytest.approx(sum(each) / len(each))  # as many as are counted
 
 
 def test_one_that_accepts_otherwise_is_weighed(llm: LLM, weighed: list[int]) -> None:
-    engine = llm.engine(max_running=4)
-    for seed in range(3):
-        engine.add(session(llm, seed, DEAR_HOST))
-    for _ in range(3):
-        engine.step()
+    engine = running(llm, 3, 3)
     engine.add(session(llm, 3, DEAR_HOST, accept="exact"))
     for _ in range(2):
         engine.step()
@@ -93,18 +94,16 @@ def test_one_that_accepts_otherwise_is_weighed(llm: LLM, weighed: list[int]) -> 
 
 def test_who_comes_one_by_one_decides_for_nobody_else(llm: LLM, weighed: list[int]) -> None:
     """Nothing is kept when the load has doubled: what the next one gets is not everybody's."""
-    engine = llm.engine(max_running=8)
-    for seed in range(2):
-        engine.add(session(llm, seed, DEAR_HOST))
+    engine = running(llm, 2, 0)
     for seed in range(2, 8):
         for _ in range(2):
             engine.step()
         engine.add(session(llm, seed, DEAR_HOST))
     for _ in range(3):
         engine.step()
-    running = len(engine.running)
+    count = len(engine.running)
     engine.close()
-    assert running == 8
+    assert count == 8
     assert weighed[0] == 2
     # After one that was alone in offering all of them are weighed.
     assert all(after > 1 for one, after in pairwise(weighed) if one == 1)
@@ -126,22 +125,13 @@ def test_what_is_expected_goes_by_the_branches_of_each_round(llm: LLM) -> None:
 
 
 def test_all_are_weighed_again_together(llm: LLM, weighed: list[int]) -> None:
-    engine = llm.engine(max_running=4)
-    for seed in range(4):
-        engine.add(session(llm, seed, DEAR_HOST))
-    for _ in range(2 + scheduler.HOLD_ROUNDS):
-        engine.step()
-    engine.close()
+    running(llm, 4, 2 + scheduler.HOLD_ROUNDS).close()
     assert weighed == [4, 4]
 
 
 def test_nothing_is_kept_when_the_load_has_changed(llm: LLM, weighed: list[int]) -> None:
     """Seven where there were two, and one when the others have gone: all are weighed anew."""
-    engine = llm.engine(max_running=8)
-    for seed in range(2):
-        engine.add(session(llm, seed, DEAR_HOST))
-    for _ in range(3):
-        engine.step()
+    engine = running(llm, 2, 3)
     for seed in range(2, 7):
         engine.add(session(llm, seed, DEAR_HOST))
     for _ in range(3):
@@ -158,25 +148,16 @@ def test_nothing_is_kept_when_the_load_has_changed(llm: LLM, weighed: list[int])
 def test_where_the_device_is_what_takes_long_every_round_is_weighed(
     llm: LLM, weighed: list[int]
 ) -> None:
-    engine = llm.engine(max_running=4)
-    for seed in range(2):
-        engine.add(session(llm, seed, CHEAP_HOST))
-    for _ in range(6):
-        engine.step()
-    engine.close()
+    running(llm, 2, 6, CHEAP_HOST).close()
     assert weighed == [2] * 5  # the first round has nothing to look ahead at
 
 
 def test_alone_nothing_is_taken_over_from_others(llm: LLM) -> None:
     answers = []
     for before in (0, 2):
-        engine = llm.engine(max_running=4)
-        for seed in range(1, 1 + before):
-            engine.add(session(llm, seed, DEAR_HOST))
-        for _ in range(4):
-            engine.step()
+        engine = running(llm, before, 4)
         engine.close()
-        one = session(llm, 0, DEAR_HOST)
+        one = session(llm, 9, DEAR_HOST)
         engine.add(one)
         for _ in range(4):
             engine.step()

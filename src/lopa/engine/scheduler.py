@@ -266,10 +266,8 @@ class Scheduler(Engine):
         if not held:
             self._hold = None
             return Choice(chosen)
-        if 2 * len(offering) < len(
-            sessions
-        ):  # they go with the others as soon as those are weighed
-            return Choice(chosen, held=True)
+        if 2 * len(offering) < len(sessions):
+            return Choice(chosen, held=True)  # for one round, until most are weighed together
         median = {} if alone else _medians(chosen)
         self._hold = Hold(self._launched, len(self.running), median)
         return Choice(chosen, HOLD_ROUNDS, held=True)
