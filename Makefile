@@ -36,7 +36,7 @@ test-engine: $(READY)
 test-schemas: $(READY)
 	$(BIN)/python -m pytest tests/engine tests/grammar -m schemas -n 2 --dist worksteal
 
-# Needs Chromium (apt-get install chromium), or its path in CHROMIUM. Frames are timed: first and alone.
+# Needs Chromium (apt-get install chromium), or its path in CHROMIUM. Frames are counted and timed: first and alone.
 test-browser: $(BROWSER_READY)
 	$(BIN)/python -m pytest --browser tests/browser/test_smoothness.py
 	$(BIN)/python -m pytest --browser tests/browser --ignore tests/browser/test_smoothness.py -n 2 --dist worksteal

@@ -17,7 +17,7 @@ from lopa.cli import progress as module
 from lopa.cli.options import ModelOptions
 from lopa.cli.progress import Progress
 
-_PATIENCE = 20.0  # seconds that a busy machine may take
+_PATIENCE = 60.0  # seconds that a busy machine may take
 
 
 @pytest.fixture

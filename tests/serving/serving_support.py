@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 # By this score the model does not end its text early.
+PATIENCE = 180  # seconds after which something hangs: no slow machine takes so long
 SMALL = ("--branches", "2", "--score", "mean", "--block-size", "8", "--max-new-tokens", "32")
 # A token a round in small windows, to the last token asked for: 160 take a second or two.
 SLOW: dict[str, Any] = {
@@ -40,7 +41,6 @@ class Server:
         self,
         *arguments: str,
         wait: bool = True,
-        patience: float = 90,
         measure: bool = False,
         **environment: str,
     ) -> None:
@@ -58,8 +58,8 @@ class Server:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
-            self.url = until(lambda: self.logged("listening"), patience, self)[0]["url"]
-            self.http = httpx.Client(base_url=self.url, timeout=60)
+            self.url = until(lambda: self.logged("listening"), self)[0]["url"]
+            self.http = httpx.Client(base_url=self.url, timeout=PATIENCE)
             if wait:
                 self.wait_ready()
         except BaseException:
@@ -85,8 +85,8 @@ class Server:
     def ready(self) -> bool:
         return self.http.get("/health").status_code == 200
 
-    def wait_ready(self, seconds: float = 180) -> None:
-        until(lambda: self.ready, seconds, self)
+    def wait_ready(self) -> None:
+        until(lambda: self.ready, self)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.http.post(path, json=body)
@@ -106,7 +106,7 @@ class Server:
         found: list[dict[str, Any]] = self.http.get("/slots").json()["slots"]
         return found
 
-    def stop(self, number: signal.Signals = signal.SIGTERM, seconds: float = 30) -> int:
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Stop it and see to it that it took its engine along; returns its exit code."""
         assert self.process.stderr is not None
         if self.process.stderr.closed:
@@ -115,7 +115,7 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
-            code = self.process.wait(seconds)
+            code = self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
@@ -124,7 +124,7 @@ class Server:
         self._reader.join(10)
         self.process.stderr.close()
         for pid in engines:
-            until(lambda pid=pid: not is_alive(pid), 10)  # type: ignore[misc]
+            until(lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
         return code
 
     def __enter__(self) -> Server:
@@ -139,16 +139,16 @@ class Server:
         self.stop()
 
 
-def until(found: Callable[[], Any], seconds: float, server: Server | None = None) -> Any:
+def until(found: Callable[[], Any], server: Server | None = None) -> Any:
     """Wait for something to be true; returns it."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         if value := found():
             return value
         if server is not None and server.process.poll() is not None:
             raise AssertionError(f"the server has gone: {server.noise} {server.lines}")
         time.sleep(0.02)
-    raise AssertionError(f"not within {seconds} s: {server.lines if server else ''}")
+    raise AssertionError(f"not within {PATIENCE} s: {server.lines if server else ''}")
 
 
 def is_alive(pid: int) -> bool:

@@ -84,7 +84,7 @@ class Watch:
 
     def _run(self) -> None:
         right_at = time.monotonic()  # when health was last asked and not wrong
-        with httpx.Client(base_url=self.server.url, timeout=30) as client:
+        with httpx.Client(base_url=self.server.url, timeout=60) as client:
             while not self._done.wait(0.25):
                 with self._lock:
                     before = (self._lost_at, self._dead, self._engine)
@@ -134,8 +134,8 @@ def ranks_of(server: Server) -> list[int]:
 
 
 def recovered(server: Server, lost: int) -> None:
-    until(lambda: server.engine_pid != lost, 120, server)
-    until(lambda: server.ready, 60, server)
+    until(lambda: server.engine_pid != lost, server)
+    until(lambda: server.ready, server)
 
 
 def kill_engine(server: Server, watch: Watch, draw: random.Random) -> None:
@@ -148,7 +148,7 @@ def kill_engine(server: Server, watch: Watch, draw: random.Random) -> None:
 def interrupt_start(server: Server, watch: Watch, draw: random.Random) -> None:
     lost = server.engine_pid
     os.kill(lost, signal.SIGKILL)
-    second = until(lambda: (pid := engine_of(server)) and pid != lost and pid, 60, server)
+    second = until(lambda: (pid := engine_of(server)) and pid != lost and pid, server)
     time.sleep(draw.uniform(0, 0.7))
     os.kill(second, signal.SIGKILL)
     recovered(server, lost)
@@ -160,7 +160,7 @@ def stop_engine(server: Server, watch: Watch, draw: random.Random) -> None:
     time.sleep(HEALTH + GRACE + 1)
     watch.revived()
     os.kill(pid, signal.SIGCONT)
-    until(lambda: server.ready, 60, server)
+    until(lambda: server.ready, server)
 
 
 def stop_engine_for_good(server: Server, watch: Watch, draw: random.Random) -> None:
@@ -181,13 +181,13 @@ def stop_rank(server: Server, watch: Watch, draw: random.Random) -> None:
 def _lose_rank(server: Server, draw: random.Random, how: signal.Signals) -> None:
     lost = draw.choice(ranks_of(server))
     os.kill(lost, how)
-    until(lambda: not is_alive(lost), 60, server)
+    until(lambda: not is_alive(lost), server)
 
     def whole() -> bool:
         return len(ranks_of(server)) == 2 and server.metric("lopa_ranks_alive") == 2
 
-    until(whole, 120, server)
-    until(lambda: server.ready, 60, server)
+    until(whole, server)
+    until(lambda: server.ready, server)
 
 
 Fault = tuple[str, Callable[[Server, Watch, random.Random], None], bool, int]
@@ -237,7 +237,7 @@ def test_faults_under_load(options: tuple[str, ...], faults: list[Fault], cases:
         load.start()
         for letter, act, dead, _ in order:
             answered = tally.answered
-            until(lambda answered=answered: tally.answered > answered, 60, server)  # type: ignore[misc]
+            until(lambda answered=answered: tally.answered > answered, server)  # type: ignore[misc]
             time.sleep(draw.uniform(0, 0.3))
             began = time.monotonic()
             with watch.fault(letter, dead):
@@ -270,4 +270,4 @@ def test_a_stopped_engine_and_its_ranks_end_with_the_server(tmp_path: Path) -> N
             os.kill(pid, signal.SIGSTOP)
         server.process.kill()
         server.process.wait()
-        until(lambda: not [pid for pid in (engine, *ranks) if is_alive(pid)], 10)
+        until(lambda: not [pid for pid in (engine, *ranks) if is_alive(pid)])

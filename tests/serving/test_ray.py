@@ -176,7 +176,7 @@ def test_replicas_come_and_go_with_the_load(chat_folder: Path, alone: list[str])
     delays = ("--scale-up-seconds", "1", "--scale-down-seconds", "1")
     often = {"RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5"}
     options = ("--model", str(chat_folder), *scaling, *delays)
-    with Server(*options, patience=120, **LOCAL, **often) as server:
+    with Server(*options, **LOCAL, **often) as server:
         (first,) = replicas(server)
         with ThreadPoolExecutor(8) as pool:
             for _ in range(30):
@@ -189,17 +189,17 @@ def test_replicas_come_and_go_with_the_load(chat_folder: Path, alone: list[str])
         # And while one of them goes.
         while len(replicas(server)) == 2:
             assert ask(server, 0) == alone[0]
-        (left,) = until(lambda: len(found := replicas(server)) == 1 and found, 30, server)
+        (left,) = until(lambda: len(found := replicas(server)) == 1 and found, server)
         (gone,) = set(engines) - {left}
-        until(lambda: not [pid for pid in (gone, *engines[gone]) if is_alive(pid)], 30)
+        until(lambda: not [pid for pid in (gone, *engines[gone]) if is_alive(pid)])
         assert ask(server, 1) == alone[1]
         assert server.metric("lopa_replica_jobs_retried_total") == 0
         assert server.metric("lopa_replicas") == 1
         # A stop finishes what is running.
         with ThreadPoolExecutor(1) as pool:
             last = pool.submit(ask, server, 0)
-            until(lambda: any(slot["rounds"] for slot in server.slots()), 10, server)
-            assert server.stop(seconds=60) == 0
+            until(lambda: any(slot["rounds"] for slot in server.slots()), server)
+            assert server.stop() == 0
             assert last.result() == alone[0]
 
 
@@ -207,11 +207,11 @@ def test_replicas_come_and_go_with_the_load(chat_folder: Path, alone: list[str])
 def cluster(chat_folder: Path) -> Iterator[Server]:
     """Two replicas of two ranks."""
     options = ("--replicas", "2", "--branch-parallel", "2", "--max-running", "4")
-    with Server("--model", str(chat_folder), *options, patience=120, **LOCAL) as server:
+    with Server("--model", str(chat_folder), *options, **LOCAL) as server:
         yield server
         left = [pid for replica in replicas(server) for pid in (replica, *descendants(replica))]
         assert len(left) >= 5  # a replica, its engine, the nursery and two ranks
-    until(lambda: not [pid for pid in left if is_alive(pid)], 20)
+    until(lambda: not [pid for pid in left if is_alive(pid)])
 
 
 def test_what_is_shown_of_replicas(cluster: Server) -> None:
@@ -234,8 +234,8 @@ def test_requests_are_spread_and_none_is_lost(cluster: Server, alone: list[str])
     assert [len(family) for family in families.values()] == [4, 4]
     with ThreadPoolExecutor(16) as pool:
         answers = [pool.submit(ask, cluster, number) for number in range(16)]
-        until(lambda: len(by_replica(cluster, JOBS)) == 2, 30, cluster)
-        until(lambda: sum(slot["rounds"] > 0 for slot in cluster.slots()) >= 4, 30, cluster)
+        until(lambda: len(by_replica(cluster, JOBS)) == 2, cluster)
+        until(lambda: sum(slot["rounds"] > 0 for slot in cluster.slots()) >= 4, cluster)
         # One replica goes with all that is its own; of the other, one rank.
         victim, other = before
         rank = families[other][-1]
@@ -251,7 +251,7 @@ def test_requests_are_spread_and_none_is_lost(cluster: Server, alone: list[str])
         ranks = by_replica(cluster, "lopa_ranks_alive")
         return list(ranks.values()) == [2, 2] and victim not in ranks and other in ranks
 
-    until(mended, 60, cluster)
+    until(mended, cluster)
     assert by_replica(cluster, "lopa_engine_restarts")[other] == 0  # a rank is no engine
     assert cluster.complete(max_tokens=1).status_code == 200
 
@@ -261,11 +261,11 @@ def test_a_client_that_leaves_is_noticed(cluster: Server) -> None:
     with cluster.http.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()  # held: it closes the stream when it goes
         next(lines)
-        until(lambda: any(by_replica(cluster, "lopa_cache_tokens").values()), 10, cluster)
-    until(lambda: cluster.slots() == [], 5, cluster)
+        until(lambda: any(by_replica(cluster, "lopa_cache_tokens").values()), cluster)
+    until(lambda: cluster.slots() == [], cluster)
     assert cluster.metric("lopa_answers_dropped_total") == 1
     # The engine lets go of it too.
-    until(lambda: not any(by_replica(cluster, "lopa_cache_tokens").values()), 10, cluster)
+    until(lambda: not any(by_replica(cluster, "lopa_cache_tokens").values()), cluster)
 
 
 def test_bad_requests_are_told_as_ever(cluster: Server) -> None:
@@ -279,5 +279,5 @@ def test_a_replica_that_is_killed_leaves_nothing(cluster: Server) -> None:
     family = descendants(victim)
     assert len(family) == 4
     os.kill(victim, signal.SIGKILL)
-    until(lambda: not [pid for pid in family if is_alive(pid)], 10)
+    until(lambda: not [pid for pid in family if is_alive(pid)])
     assert cluster.complete(max_tokens=1).status_code == 200

@@ -114,7 +114,7 @@ def log_line(server: Server, response_id: str) -> dict[str, Any]:
     def lines() -> list[dict[str, Any]]:
         return [line for line in server.logged("request") if line.get("id") == response_id]
 
-    found: dict[str, Any] = until(lines, 10, server)[0]
+    found: dict[str, Any] = until(lines, server)[0]
     return found
 
 
