@@ -14,6 +14,7 @@ from lopa.cache_folder import cache_folder
 from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
 from lopa.engine import cost_measurement, kept_cost
 from lopa.models.files import BUILT_IN
+from lopa.studies.recorded_cost import read_costs
 
 COST = RoundCost(((32, 0.010), (64, 0.012)), (0.001,) * 5, 0.002, ((512, 8),))
 
@@ -53,6 +54,9 @@ def test_it_is_measured_once(measured: list[RoundCost], tmp_path: Path) -> None:
     assert len(measured) == 1
     (path,) = files(tmp_path)
     assert json.loads(path.read_text())["about"]["model"] == "dummy:dream-tiny"
+    (name, settings), *_ = read_costs([path]).items()  # a study can be given what is kept
+    assert name.startswith("dummy:dream-tiny, float32, cpu")
+    assert RoundCost.of(settings) == COST
     assert load(dtype="bfloat16").round_cost == measured[1]
     assert len(files(tmp_path)) == 2
     assert second.measure_round_cost() == measured[2]  # asked for: it takes the place of the first

@@ -18,13 +18,13 @@ def read_costs(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
         try:
             run = json.loads(path.read_text(encoding="utf-8"))
             if "points" in run:
-                host, cost = run, RoundCost.of(run)
+                host, cost = run.get("about", run), RoundCost.of(run)  # as kept, or as written
             elif run.get("study") == "speed":
                 host, cost = run["host"], RoundCost.of(run["findings"]["round_cost"])
             else:
                 measured = {int(r["tokens"]): r["round_ms"] / 1e3 for r in run["rounds"]}
                 host, cost = run["host"], RoundCost.of(sorted(measured.items()))
-            kind = host["quantize"] or host["dtype"]
+            kind = host.get("quantize") or host["dtype"].removeprefix("torch.")
             name = f"{host['model']}, {kind}, {host['device']}"
         except OSError as error:
             raise ConfigError(f"cannot read {path} ({error.strerror})") from None
