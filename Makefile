@@ -64,7 +64,7 @@ test-harness: $(VENV)/.harness
 # The judge of generated code: on every Python from 3.11 that is here, as root, as a user, and in a
 # user namespace.
 test-judge: $(READY)
-	$(BIN)/python -m pytest tests/evaluation/test_judge_matrix.py -m judge
+	$(BIN)/python -m pytest tests/evaluation/test_judge_matrix.py -m judge -n 2 --dist worksteal
 
 # EvalPlus without its clients of paid services, which want an older protobuf than Ray has.
 EVALPLUS_NEEDS := appdirs fire multipledispatch psutil tempdir termcolor tree-sitter tree-sitter-python wget

@@ -99,6 +99,8 @@ def test_equals_the_equation(
         ([24, 16], 5, 5, 8),
         ([5] * 5, 131, 131, None),
         ([3], 35 * PAGE + 5, 35 * PAGE + 5, None),  # more pages than are looked up at once
+        ([PAGE + 5], 3, 3, 8),  # a window longer than a page
+        ([PAGE + 1], 2 * PAGE + 2, PAGE - 5, None),  # within what is cached
     ],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
