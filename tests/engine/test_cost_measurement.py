@@ -54,7 +54,42 @@ def test_measured_once_and_recorded(llm: LLM) -> None:
 
 def test_a_slow_device_measures_less(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_measurement, "SECONDS", 0.0)
-    assert len(cost_measurement.measure(llm.runner, llm.config, llm.decode_config).points) == 3
+    points = cost_measurement.measure(llm.runner, llm.config, llm.decode_config).points
+    assert [tokens for tokens, _ in points[:3]] == [32, 64, 128]
+    assert len(points) <= 4  # one of them may stand for those left out
+
+
+def test_branches_never_seem_free_on_a_slow_device() -> None:
+    flat = [(32, 0.1), (64, 0.4), (128, 0.4)]
+    cost = RoundCost(cost_measurement._going_on(flat))
+    assert cost(256) == pytest.approx(0.6)
+    assert cost(512) == pytest.approx(1.0)
+    steep = [(32, 0.1), (64, 0.2), (128, 0.3)]  # 0.5 s with twice the tokens, as timed
+    assert cost_measurement._going_on(steep) == tuple(steep)
+    fast = [(32, 0.001), (4096, 0.001)]  # none were left out
+    assert cost_measurement._going_on(fast) == tuple(fast)
+
+
+class Played:
+    """A size whose rounds took so long, turn by turn."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self.seconds = seconds
+
+
+def test_disturbed_turns_do_not_count() -> None:
+    """Half of the turns are disturbed, each in another size: the others are of an even machine."""
+    small, large = [1.0] * 8, [3.0] * 8
+    for turn, of in ((0, small), (3, large), (4, small), (6, large)):
+        of[turn] *= 4 + turn
+    timed: Any = [Played(small), Played(large)]
+    assert sorted(cost_measurement._calm(timed)) == [1, 2, 5, 7]
+    assert cost_measurement._spread(timed) == 1.0
+    small[1] = 1.6
+    assert cost_measurement._spread(timed) == pytest.approx(1.3)
+    small[:] = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7]  # a machine that gets slower
+    large[:] = [3 * seconds for seconds in small]
+    assert cost_measurement._calm(timed) == [0, 1, 2, 3]
 
 
 @pytest.mark.usefixtures("_few_turns")

@@ -44,11 +44,14 @@ QUOTA = 2  # tokens of each block that a round fills
 # What a session takes the host, records included, over one without branches: by AUTO_BRANCHES, on
 # the built-in tasks (`lopa study load` with many requests at once).
 HOST_GROWTH = (1.0, 1.4, 1.75, 2.1, 2.9)
-# Rounds timed for each number of branches, in turn: a disturbance meets them all.
+# Rounds timed for each number of branches, in turn: a disturbance meets them all. The faster half
+# of the turns counts.
 LEAST_TURNS, MOST_TURNS = 7, 30
-ENOUGH = 2.0  # seconds: with the least turns done, no more are begun
+STEADY = 1.25  # of the turns that count, the slowest over the fastest: more is a busy machine
+ENOUGH = 2.0  # seconds: with the least turns done, and steady, no more are begun
 LONG = 10.0  # seconds: nor with any done; rounds this slow differ little
 SECONDS = 0.1  # a round that takes longer is the last one measured; there are three at least
+LEAST_GROWTH = 1.5  # of such a round with twice the tokens: the device is limited by compute
 
 
 def measure(
@@ -85,8 +88,8 @@ def measure(
             one.record_seconds.clear()
         began = time.perf_counter()
         for turn in range(MOST_TURNS):
-            enough = ENOUGH if turn >= LEAST_TURNS else LONG
-            if turn and agree(time.perf_counter() - began) > enough:
+            is_steady = turn >= LEAST_TURNS and agree(_spread(timed)) <= STEADY
+            if turn and agree(time.perf_counter() - began) > (ENOUGH if is_steady else LONG):
                 break
             for one in timed:
                 one.turn()
@@ -98,10 +101,32 @@ def measure(
     return _cost(timed, agree, runner)
 
 
+def _slowdown(timed: list[_Timed]) -> list[float]:
+    """Of each turn: what its rounds took over the fastest of their size, in the mean."""
+    each = [[seconds / min(one.seconds) for seconds in one.seconds] for one in timed]
+    return list(map(statistics.fmean, zip(*each, strict=False)))
+
+
+def _calm(timed: list[_Timed]) -> list[int]:
+    """The faster half of the turns. The fastest rounds of each size may be of different moments of
+    a machine whose speed varies; those of a turn are of the same."""
+    slowdown = _slowdown(timed)
+    return sorted(range(len(slowdown)), key=slowdown.__getitem__)[: (len(slowdown) + 1) // 2]
+
+
+def _spread(timed: list[_Timed]) -> float:
+    """Of the turns that count, the slowest over the fastest."""
+    slowdown, calm = _slowdown(timed), _calm(timed)
+    return slowdown[calm[-1]] / slowdown[calm[0]] if calm else 1.0
+
+
 def _cost(timed: list[_Timed], agree: Callable[[float], float], runner: Runner) -> RoundCost:
-    # The median: the fastest of each may be of different moments of a machine whose speed varies.
+    calm = _calm(timed)
     medians = [
-        tuple(agree(statistics.median(of)) for of in (o.seconds, o.host_seconds, o.record_seconds))
+        tuple(
+            agree(statistics.median([of[turn] for turn in calm]))
+            for of in (o.seconds, o.host_seconds, o.record_seconds)
+        )
         for o in timed
     ]
     several = next((m for o, m in zip(timed, medians, strict=True) if o.sessions > 1), None)
@@ -120,12 +145,27 @@ def _cost(timed: list[_Timed], agree: Callable[[float], float], runner: Runner) 
     # More tokens never cost less.
     rising = itertools.accumulate((points[tokens] for tokens in sorted(points)), max)
     return RoundCost(
-        tuple(zip(sorted(points), rising, strict=True)),
+        _going_on(list(zip(sorted(points), rising, strict=True))),
         tuple(host),
         records,
         runner.padding,
         in_halves=runner.is_async and runner.lanes > 1,
     )
+
+
+def _going_on(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """The points, and one behind them where rounds that take long were left out.
+
+    A cost goes on behind its points as between the last two. A disturbance while they were timed
+    may have made them alike: then branches would seem to cost nothing.
+    """
+    tokens, seconds = points[-1]
+    if seconds > SECONDS and len(points) > 1:
+        before, earlier = points[-2]
+        least = earlier + (seconds - earlier) * (2 * tokens - before) / (tokens - before)
+        if least < LEAST_GROWTH * seconds:
+            points = [*points, (2 * tokens, LEAST_GROWTH * seconds)]
+    return tuple(points)
 
 
 def steady_session(
