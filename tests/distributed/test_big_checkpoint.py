@@ -80,9 +80,12 @@ def memory(name: str) -> int:
 def load_under_limit(mesh: Mesh, folder: str, part: int, beside: int) -> dict[str, Any]:
     before = memory("VmHWM")
     limit = memory("VmSize") + part + beside
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limits[1]))
     seen: list[tuple[int, int]] = []
     llm = RankLLM(folder, mesh=mesh, cache_tokens=256, progress=lambda *done: seen.append(done))
+    # Threads that compute reserve more addresses than they use.
+    resource.setrlimit(resource.RLIMIT_AS, limits)
     held = sum(p.numel() * p.element_size() for p in llm.model.parameters())
     tokens = llm.generate([1, 2, 3], max_new_tokens=8, threshold=0.0).token_ids
     return {
