@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx
 
-# By this score the model does not end its text early.
 PATIENCE = 180  # seconds after which something hangs: no slow machine takes so long
+# By this score the model does not end its text early.
 SMALL = ("--branches", "2", "--score", "mean", "--block-size", "8", "--max-new-tokens", "32")
 # A token a round in small windows, to the last token asked for: 160 take a second or two.
 SLOW: dict[str, Any] = {

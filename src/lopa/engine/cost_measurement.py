@@ -108,8 +108,11 @@ def _slowdown(timed: list[_Timed]) -> list[float]:
 
 
 def _calm(timed: list[_Timed]) -> list[int]:
-    """The faster half of the turns. The fastest rounds of each size may be of different moments of
-    a machine whose speed varies; those of a turn are of the same."""
+    """The faster half of the turns, the fastest first.
+
+    The fastest rounds of each size may be of different moments of a machine whose speed varies;
+    those of a turn are of the same.
+    """
     slowdown = _slowdown(timed)
     return sorted(range(len(slowdown)), key=slowdown.__getitem__)[: (len(slowdown) + 1) // 2]
 
@@ -117,7 +120,7 @@ def _calm(timed: list[_Timed]) -> list[int]:
 def _spread(timed: list[_Timed]) -> float:
     """Of the turns that count, the slowest over the fastest."""
     slowdown, calm = _slowdown(timed), _calm(timed)
-    return slowdown[calm[-1]] / slowdown[calm[0]] if calm else 1.0
+    return slowdown[calm[-1]] / slowdown[calm[0]]
 
 
 def _cost(timed: list[_Timed], agree: Callable[[float], float], runner: Runner) -> RoundCost:
