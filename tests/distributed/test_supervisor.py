@@ -86,6 +86,8 @@ def test_requests_outlive_the_ranks(llm: ParallelLLM) -> None:
         assert llm.generate(prompt, request.config).token_ids == expected
         (fault,) = llm.supervisor.faults[faults:]
         assert fault.rank == rank
+        # One that is gone is noticed at once, one that hangs by its silence.
+        assert ("silent" in fault.reason) == (how == signal.SIGSTOP)
 
     other = DecodeConfig(
         branches=3, attention="block", threshold=0.05, max_new_tokens=24, block_size=8

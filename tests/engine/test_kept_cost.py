@@ -54,7 +54,7 @@ def test_it_is_measured_once(measured: list[RoundCost], tmp_path: Path) -> None:
     assert len(measured) == 1
     (path,) = files(tmp_path)
     assert json.loads(path.read_text())["about"]["model"] == "dummy:dream-tiny"
-    (name, settings), *_ = read_costs([path]).items()  # a study can be given what is kept
+    ((name, settings),) = read_costs([path]).items()  # a study can be given what is kept
     assert name.startswith("dummy:dream-tiny, float32, cpu")
     assert RoundCost.of(settings) == COST
     assert load(dtype="bfloat16").round_cost == measured[1]

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import CodeType
@@ -228,3 +229,11 @@ def test_truncated_and_wrong_answers_do_not_score() -> None:
 def test_unknown_split_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown split"):
         generate("words", 0, "test")
+
+
+@pytest.mark.parametrize("task", TASK_NAMES)
+def test_generation_is_fast(task: str) -> None:
+    # The goal is 1,500 a second or more; the bound leaves room for busy machines.
+    start = time.process_time()
+    problems(task, "train", 500)
+    assert time.process_time() - start < 1.0

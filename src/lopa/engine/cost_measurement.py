@@ -148,7 +148,7 @@ def _cost(timed: list[_Timed], agree: Callable[[float], float], runner: Runner) 
     # More tokens never cost less.
     rising = itertools.accumulate((points[tokens] for tokens in sorted(points)), max)
     return RoundCost(
-        _going_on(list(zip(sorted(points), rising, strict=True))),
+        _extrapolated(list(zip(sorted(points), rising, strict=True))),
         tuple(host),
         records,
         runner.padding,
@@ -156,7 +156,7 @@ def _cost(timed: list[_Timed], agree: Callable[[float], float], runner: Runner) 
     )
 
 
-def _going_on(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+def _extrapolated(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     """The points, and one behind them where rounds that take long were left out.
 
     A cost goes on behind its points as between the last two. A disturbance while they were timed
