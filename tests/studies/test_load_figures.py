@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from lopa.evaluation.sample import Sample
@@ -42,3 +45,53 @@ def test_a_disturbance_of_one_run_is_no_matter() -> None:
     # What is slow in most runs counts.
     slow = [*disturbed[:1], *disturbed[:1], runs[0]]
     assert load._of_runs(slow, 2)["tokens_per_second"] == pytest.approx(60 / (10.0 + 0.4))
+
+
+class SlowingMachine:
+    """A clock, and an LLM whose rounds take ever longer. config: seconds of its rounds at first."""
+
+    def __init__(self, rounds: dict[float, int], is_async: bool) -> None:
+        self.now = 0.0
+        self.rounds = rounds
+        self.runner = SimpleNamespace(is_async=is_async)
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def engine(self, **_: Any) -> Any:
+        return SlowingEngine(self)
+
+    def session(self, prompt: str, config: float, cost: None) -> float:
+        return config
+
+
+class SlowingEngine:
+    def __init__(self, machine: SlowingMachine) -> None:
+        self.machine, self.overlap, self.left, self.seconds = machine, False, 0, 0.0
+
+    @property
+    def busy(self) -> bool:
+        return self.left > 0
+
+    def add(self, seconds: float) -> None:
+        self.left, self.seconds = self.machine.rounds[seconds], seconds
+
+    def step(self) -> list[Any]:
+        machine = self.machine
+        self.left -= 1
+        machine.now += self.seconds * (1.0 + 0.2 * machine.now)
+        return [(self.seconds, SimpleNamespace(output=None if self.left else "answer"))]
+
+
+@pytest.mark.parametrize(("is_async", "alike"), [(False, True), (True, False)])
+def test_settings_take_turns_on_a_machine_that_slows_down(
+    is_async: bool, alike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that take the same time in all: round by round they do, one after the other not."""
+    machine = SlowingMachine({0.01: 200, 0.04: 50}, is_async)
+    monkeypatch.setattr(load, "time", machine)
+    monkeypatch.setattr(load, "make_sample", lambda *_, elapsed: SimpleNamespace(elapsed=elapsed))
+    found: Any = load._take_turns(machine, ["a"], {"short": 0.01, "long": 0.04}, 1)  # type: ignore[arg-type, dict-item]
+    (short,), (long,) = found["short"], found["long"]
+    assert (0.95 < short.elapsed / long.elapsed < 1.05) == alike
+    assert short.elapsed + long.elapsed == pytest.approx(machine.now)

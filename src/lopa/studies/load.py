@@ -1,9 +1,11 @@
 """Speed by requests at once: `auto`, which shares a round's rows, against every fixed number.
 
 So many answers are asked for at a time, of which the engine runs as many as it does by default.
-Timed on this machine, some problems at a time, each setting in turn, three times over: the median
-of the three counts. Or, with costs of rounds given, simulated: the model decodes, and a round takes
-what it costs on the given device.
+Timed on this machine, some problems at a time, three times over: the median of the three counts.
+The settings take turns. Where the runner is not asynchronous it is round by round, and the setting
+that has had the least time goes next: a machine whose speed changes is the same one for all of
+them. Or, with costs of rounds given, simulated: the model decodes, and a round takes what it costs
+on the given device.
 """
 
 from __future__ import annotations
@@ -82,14 +84,30 @@ def _timed(
     for first in range(0, count, size):
         turn = deque(configs.items())
         turn.rotate(-number - first // size)  # another one begins each time
-        for setting, config in turn:
-            with gc_frozen.frozen():
-                some = decode(llm, prompts[first : first + size], config, at_once)
-            found[setting] += [replace(s, problem=s.problem + first) for s in some]
+        some = prompts[first : first + size]
+        for setting, samples in _take_turns(llm, some, dict(turn), at_once).items():
+            found[setting] += [replace(s, problem=s.problem + first) for s in samples]
     return {
         setting: _keep(study, keys[setting], samples) if setting in missing else samples
         for setting, samples in found.items()
     }
+
+
+def _take_turns(
+    llm: LLM, prompts: Sequence[str], configs: dict[str, DecodeConfig], at_once: int
+) -> dict[str, list[Sample]]:
+    """Every setting, timed: one after the other, or round by round."""
+    if llm.runner.is_async:  # the next round is in flight: another setting would wait for it
+        found = {}
+        for setting, config in configs.items():
+            with gc_frozen.frozen():
+                found[setting] = decode(llm, prompts, config, at_once)
+        return found
+    runs = {setting: Run(llm, prompts, config, at_once) for setting, config in configs.items()}
+    with gc_frozen.frozen():
+        while busy := [run for run in runs.values() if run.engine.busy]:
+            min(busy, key=lambda run: run.clock).step()
+    return {setting: run.samples for setting, run in runs.items()}
 
 
 def _together(at_once: int) -> int:
@@ -105,6 +123,49 @@ def _keep(study: Study, key: str, samples: list[Sample]) -> list[Sample]:
     return scored
 
 
+class Run:
+    """Answers to some prompts with one setting, so many at once.
+
+    A sample has the seconds since the one before it was ready, by the time that its rounds took.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        prompts: Sequence[str],
+        config: DecodeConfig,
+        at_once: int,
+        cost: RoundCost | None = None,  # of a round, in place of the clock
+    ) -> None:
+        self.cost = cost
+        self.engine = llm.engine(max_running=min(at_once, MAX_RUNNING))
+        # A simulated round is of all sessions.
+        self.engine.overlap = self.engine.overlap and cost is None
+        self.samples: list[Sample] = []
+        self.clock = 0.0  # seconds of the rounds so far
+        self._last = 0.0  # when a sample was ready
+        self._numbers: dict[Session, int] = {}
+        for number, prompt in enumerate(prompts):
+            session = llm.session(prompt, config, cost=cost)
+            self._numbers[session] = number
+            self.engine.add(session)
+
+    def step(self) -> None:
+        before, began = self.clock, time.perf_counter()
+        events = self.engine.step()
+        if self.cost is None:
+            self.clock = before + time.perf_counter() - began
+        else:
+            self.clock = before + _seconds(self.cost, events)
+        for session, event in events:
+            if event.output is not None:
+                elapsed, self._last = self.clock - self._last, self.clock
+                number = self._numbers[session]
+                self.samples.append(make_sample("", number, False, event.output, elapsed=elapsed))
+        if self.cost is None:  # a round in flight goes on while samples are made
+            self.clock = before + time.perf_counter() - began
+
+
 def decode(
     llm: LLM,
     prompts: Sequence[str],
@@ -112,29 +173,11 @@ def decode(
     at_once: int,
     cost: RoundCost | None = None,
 ) -> list[Sample]:
-    """The answers as they are ready, with the seconds since the one before.
-
-    cost: of a round, in place of the clock.
-    """
-    engine = llm.engine(max_running=min(at_once, MAX_RUNNING))
-    engine.overlap = engine.overlap and cost is None  # a simulated round is of all sessions
-    numbers: dict[Session, int] = {}
-    for number, prompt in enumerate(prompts):
-        session = llm.session(prompt, config, cost=cost)
-        numbers[session] = number
-        engine.add(session)
-    samples = []
-    clock = last = 0.0
-    began = time.perf_counter()
-    while engine.busy:
-        events = engine.step()
-        clock = time.perf_counter() - began if cost is None else clock + _seconds(cost, events)
-        for session, event in events:
-            if event.output is not None:
-                number, elapsed = numbers[session], clock - last
-                samples.append(make_sample("", number, False, event.output, elapsed=elapsed))
-                last = clock
-    return samples
+    """The answers as they are ready. cost: of a round, in place of the clock."""
+    run = Run(llm, prompts, config, at_once, cost)
+    while run.engine.busy:
+        run.step()
+    return run.samples
 
 
 def _seconds(cost: RoundCost, events: list[tuple[Session, Event]]) -> float:
