@@ -83,6 +83,42 @@ def test_one_that_joins_with_few_candidates_has_no_more_than_those(llm: LLM) -> 
     assert engine._branches_each == pytest.approx(sum(each) / len(each))  # as many as are counted
 
 
+def test_one_with_few_candidates_decides_for_nobody(llm: LLM, weighed: list[int]) -> None:
+    """Nor for itself later on: it has as many as the other, as soon as it has the candidates."""
+    engine = llm.engine(max_running=8)
+    few, other = session(llm, 0, DEAR_HOST, block_size=4), session(llm, 1, DEAR_HOST)
+    engine.add(few)
+    engine.add(other)
+    for _ in range(3):
+        engine.step()
+    late = session(llm, 3, DEAR_HOST)
+    engine.add(late)
+    for _ in range(8):
+        engine.step()
+    engine.close()
+    assert weighed == [2]
+    first, number = branches(few)[1], branches(other)[1]
+    assert first < number
+    assert branches(late)[1] == number
+    assert first < max(branches(few)) <= number
+
+
+def test_where_all_have_few_candidates_the_most_is_for_others(llm: LLM) -> None:
+    engine = llm.engine(max_running=8)
+    sessions = [session(llm, seed, DEAR_HOST, block_size=4) for seed in range(2)]
+    for one in sessions:
+        engine.add(one)
+    for _ in range(3):
+        engine.step()
+    numbers = [branches(one)[1] for one in sessions]
+    late = session(llm, 3, DEAR_HOST)
+    engine.add(late)
+    for _ in range(2):
+        engine.step()
+    engine.close()
+    assert branches(late)[1] == max(numbers)
+
+
 def test_one_that_accepts_otherwise_is_weighed(llm: LLM, weighed: list[int]) -> None:
     engine = running(llm, 3, 3)
     engine.add(session(llm, 3, DEAR_HOST, accept="exact"))

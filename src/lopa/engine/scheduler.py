@@ -42,14 +42,14 @@ class Hold:
 
     launched: int  # rounds, when they were weighed
     running: int  # sessions, then
-    # By the way branches are accepted, the median: for sessions that join; none: of one alone
+    # By the way branches are accepted: for sessions that join; none: of one alone
     branches: Mapping[AcceptName, int]
 
 
 class Choice(NamedTuple):
     """The branches that sessions have of those they offer."""
 
-    branches: dict[Session, int]
+    branches: dict[Session, int]  # at most: some have fewer candidates
     rounds: int = 1  # that they have them for
     held: bool = False  # they were chosen to be kept
 
@@ -201,7 +201,7 @@ class Scheduler(Engine):
                 plan = _plan(session)
                 tokens, own = self.runner.cost(plan), len(plan.rows) - 1
             else:
-                own = choice.branches[session]
+                own = min(choice.branches[session], len(session.decoder.drafts))
                 tokens = offer.row_length * (own + 1)
             if turn and forwarded + tokens > self.token_budget:
                 break
@@ -268,8 +268,11 @@ class Scheduler(Engine):
             return Choice(chosen)
         if 2 * len(offering) < len(sessions):
             return Choice(chosen, held=True)  # for one round, until most are weighed together
-        median = {} if alone else _medians(chosen)
-        self._hold = Hold(self._launched, len(self.running), median)
+        usual = _usual_numbers(chosen)
+        for session, number in chosen.items():
+            if _takes_all(session, number):  # for the rounds behind this one
+                chosen[session] = max(number, usual[session.config.accept])
+        self._hold = Hold(self._launched, len(self.running), {} if alone else usual)
         return Choice(chosen, HOLD_ROUNDS, held=True)
 
     def _kept_by_others(self, sessions: list[Session]) -> Choice | None:
@@ -283,7 +286,7 @@ class Scheduler(Engine):
             number = hold.branches.get(session.config.accept)
             if number is None or decoder.round > 1:
                 return None
-            chosen[session] = min(number, len(decoder.drafts))
+            chosen[session] = number
         return Choice(chosen, HOLD_ROUNDS - (self._launched - hold.launched), held=True)
 
     def _admit(self) -> None:
@@ -323,12 +326,25 @@ class Scheduler(Engine):
             session.slot = -1
 
 
-def _medians(chosen: Mapping[Session, int]) -> dict[AcceptName, int]:
-    """Of the numbers, by the way branches are accepted."""
-    by_way: dict[AcceptName, list[int]] = {}
-    for session, number in chosen.items():
-        by_way.setdefault(session.config.accept, []).append(number)
-    return {accept: median_low(numbers) for accept, numbers in by_way.items()}
+def _usual_numbers(chosen: Mapping[Session, int]) -> dict[AcceptName, int]:
+    """The median by the way branches are accepted, of those who had more candidates than they took.
+
+    Where nobody had, the most that anyone took.
+    """
+    by_way: dict[AcceptName, list[Session]] = {}
+    for session in chosen:
+        by_way.setdefault(session.config.accept, []).append(session)
+    usual = {}
+    for accept, sessions in by_way.items():
+        free = [chosen[s] for s in sessions if not _takes_all(s, chosen[s])]
+        usual[accept] = median_low(free) if free else max(chosen[s] for s in sessions)
+    return usual
+
+
+def _takes_all(session: Session, branches: int) -> bool:
+    """Whether it might take more if it had more candidates, as it has not near its end."""
+    candidates = len(session.decoder.drafts)
+    return branches == candidates < session.config.most_branches
 
 
 def _plan(session: Session) -> Plan:
