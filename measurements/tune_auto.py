@@ -21,6 +21,7 @@ from lopa import LLM
 from lopa.config import AUTO_BRANCHES
 from lopa.decoding import branch_budget, row_budget
 from lopa.decoding.round_cost import RoundCost
+from lopa.engine import scheduler
 from lopa.evaluation import evaluate
 from lopa.evaluation.sample import SampleFile
 from lopa.studies import load, recorded_cost
@@ -30,9 +31,9 @@ from markdown_sections import table
 Constants = dict[tuple[ModuleType, str], Any]
 USUAL: Constants = {
     (module, name): value
-    for module in (branch_budget, row_budget)
+    for module in (branch_budget, row_budget, scheduler)
     for name, value in vars(module).items()
-    if name.isupper() and not name.startswith(("_", "NO_", "AUTO_"))
+    if name.isupper() and not name.startswith(("_", "NO_", "AUTO_", "MAX_", "TOKEN_"))
 }
 NAMES = {name for _, name in USUAL}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,9 @@ def test_records_count_where_they_take_longer_than_the_device() -> None:
     cost = RoundCost(POINTS, HOST, records=0.002)
     assert cost(64, [0] * 5) == pytest.approx(0.011 + 5 * HOST[0])
     assert cost(64, [0] * 10) == pytest.approx(10 * 0.002 + 10 * HOST[0])
+    more = replace(cost, every_round=0.003)  # in any case
+    for sessions in (5, 10):
+        assert more(64, [0] * sessions) == pytest.approx(cost(64, [0] * sessions) + 0.003)
 
 
 @given(
@@ -60,11 +64,19 @@ def test_one_round_costs_what_it_does_among_several(
 ) -> None:
     """The way without arrays gives what they give."""
     padding = ((256, 32), (1024, 64), (4096, 256)) if padded else ()
-    cost = RoundCost(POINTS, HOST, 0.0004, padding, in_halves=halves)
+    cost = RoundCost(POINTS, HOST, 0.0004, padding, halves, every_round=0.0003)
     host = float(cost.host_of(np.array(branches)).sum())
     assert cost.host_of_all(branches) == pytest.approx(host)
     found = cost.of_rounds(np.array([float(tokens)]), host, len(branches))
     assert cost(tokens, branches) == pytest.approx(float(found[0]))
+
+
+@given(st.integers(0, 20))
+def test_the_host_of_one_session_goes_straight_between_numbers(branches: int) -> None:
+    cost = RoundCost(POINTS, HOST)
+    assert cost.host_of_one(branches) == pytest.approx(cost.host_of_all((branches,)))
+    both = cost.host_of_all((branches, branches + 1))
+    assert cost.host_of_one(branches + 0.5) == pytest.approx(both / 2)
 
 
 def test_the_share_of_the_host() -> None:
@@ -83,6 +95,9 @@ def test_in_halves_the_host_and_the_device_work_at_once() -> None:
     assert twice < whole
     assert cost(501, [0] * 30) == pytest.approx(0.051 + 30 * 0.001)  # the host takes longer
     assert cost(501, (0,)) == pytest.approx(0.052)  # one cannot be halved
+    # Two rounds cost the host twice what every round does.
+    assert replace(cost, every_round=0.01)(501, [0] * 15) == pytest.approx(0.052, rel=0.01)
+    assert replace(cost, every_round=0.01)(501, [0] * 20) == pytest.approx(0.051 + 0.03)
 
 
 def test_a_padded_round_costs_what_its_padded_size_does() -> None:
@@ -97,7 +112,7 @@ def test_a_padded_round_costs_what_its_padded_size_does() -> None:
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "costs" / "cost.json"
-    cost = RoundCost(POINTS, HOST, 0.001, ((256, 32),), in_halves=True)
+    cost = RoundCost(POINTS, HOST, 0.001, ((256, 32),), in_halves=True, every_round=0.002)
     cost.write(path, model="tiny", device="some GPU")
     assert RoundCost.read(path) == cost
     assert json.loads(path.read_text())["device"] == "some GPU"

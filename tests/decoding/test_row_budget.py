@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from lopa.config import AUTO_BRANCHES
 from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME as ONE
 from lopa.decoding.round_cost import RoundCost
-from lopa.decoding.row_budget import NO_OTHERS, Offer, Pace, Rest, RowBudget, concave_steps
+from lopa.decoding.row_budget import (
+    NO_OTHERS,
+    NO_STEPS,
+    USUAL_ROWS,
+    Offer,
+    Pace,
+    Rest,
+    RowBudget,
+    concave_steps,
+)
 
 CHOICES = (0, 1, 3, 7)
 FLAT_THEN_STEEP = RoundCost(((64, 1.0), (512, 1.2), (2048, 6.0)))
@@ -45,6 +54,7 @@ def rate(
 
 
 _gain = st.floats(0.05, 3.0)
+_gains = st.lists(_gain, min_size=4, max_size=4).map(lambda g: sorted(g, reverse=True))
 _falling = st.lists(_gain, min_size=3, max_size=3).map(
     lambda g: [x * (1 - i / 100) for i, x in enumerate(sorted(g, reverse=True))]
 )
@@ -173,12 +183,44 @@ def test_a_host_that_takes_less_for_more_branches_is_no_reason_for_another_order
     assert RowBudget(falls).allocate([one, one], Pace(4.0, 0.01)) == [1, 1]
 
 
-def test_numbers_that_are_kept_go_by_usual_rounds() -> None:
-    rich, poor = concave_steps(CHOICES, (0.0, 2.0, 4.0, 7.0)), concave_steps(CHOICES, (0.0,) * 4)
-    for offers in ([Offer(64, 2.0, poor, 0, rich)], [Offer(64, 2.0, poor, 0, rich)] * 2):
-        budget = RowBudget(FLAT_THEN_STEEP)
-        assert budget.allocate(offers, Pace()) == [0] * len(offers)
-        assert min(budget.allocate(offers, Pace(), held=True)) > 0
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(_gains, st.sampled_from([32, 64, 96])), min_size=1, max_size=6),
+    st.floats(0.0, 0.02),
+    st.integers(0, 3),
+    st.lists(st.floats(0.0, 0.5), min_size=5, max_size=5),
+)
+def test_no_other_number_for_all_brings_more_per_second(
+    given: list[tuple[list[float], int]], slope: float, others: int, host: list[float]
+) -> None:
+    """By what usual rounds bring and forward; nothing is known of earlier ones."""
+    steps = [concave_steps(AUTO_BRANCHES, (0.0, *itertools.accumulate(g))) for g, _ in given]
+    offers = [
+        Offer(length, 2.0, NO_STEPS, usual_steps=of)
+        for (_, length), of in zip(given, steps, strict=True)
+    ]
+    cost = RoundCost(((1, 1.0 + slope), (10_000, 1.0 + 10_000 * slope)), tuple(sorted(host)))
+    rest = Rest(others, others * 64, others * 3.0, others * 0.1)
+    rates = {}
+    for number, rows in zip(AUTO_BRANCHES, USUAL_ROWS, strict=True):
+        tokens = rest.tokens + sum(2.0 + of.gain_of(number) for of in steps)
+        forwarded = rest.forwarded + sum(length * (1 + rows) for _, length in given)
+        on_host = rest.host + len(given) * float(np.interp(rows, AUTO_BRANCHES, cost.host))
+        seconds = cost.of_rounds(np.array([forwarded]), on_host, len(given) + others)
+        rates[number] = tokens / float(seconds[0])
+    chosen = RowBudget(cost).number_for_all(offers, Pace(), rest)
+    assert rates[chosen] == pytest.approx(max(rates.values()))
+
+
+def test_a_number_for_all_goes_by_usual_rounds_and_by_the_pace() -> None:
+    rich = concave_steps(AUTO_BRANCHES, (0.0, 2.0, 4.0, 7.0, 8.0))
+    offers = [Offer(64, 2.0, NO_STEPS, usual_steps=rich)] * 2
+    budget = RowBudget(FLAT_THEN_STEEP)
+    assert budget.allocate(offers, Pace()) == [0, 0]
+    assert budget.number_for_all(offers, Pace()) > 0
+    numbers = [budget.number_for_all(offers, Pace(tokens, 100.0)) for tokens in (100, 900, 9000)]
+    assert numbers == sorted(numbers, reverse=True)
+    assert numbers[0] > numbers[-1]
 
 
 def test_steps_have_falling_gains_per_branch() -> None:

@@ -50,7 +50,7 @@ GAIN_SHARES: dict[AcceptName, tuple[float, ...]] = {
 # The same over all rounds, where a number of branches is kept for several of them.
 USUAL_GAIN_SHARES: dict[AcceptName, tuple[float, ...]] = {
     **GAIN_SHARES,
-    "agreed": (1.6, 0.9, 0.7, 0.35),
+    "agreed": (1.2, 1.0, 0.6, 0.45),
 }
 WAITING_GAIN_SHARE = 0.3  # of all that, while the first block waits: it would fill up anyway
 # Prior of the tokens that a round without branches brings. As long as no EOS is in view (open) the
@@ -160,7 +160,7 @@ class BranchBudget:
         choices = _choices(candidates)
         share = WAITING_GAIN_SHARE if is_waiting else 1.0
         steps = concave_steps(choices, self._gains[first_share][: len(choices)], share)
-        usual_steps = concave_steps(choices, self._gains[-1][: len(choices)])
+        usual_steps = concave_steps(AUTO_BRANCHES, self._gains[-1])
         prior = PRIOR_TOKENS_OPEN if is_open else PRIOR_TOKENS
         explores = self._unexplored >= EXPLORE_AFTER and index % LEARN_EVERY == 0
         least = min(candidates, int(explores))

@@ -30,9 +30,8 @@ class RoundCost:
     """What a round takes: the device's part by tokens, the host's part by sessions and branches.
 
     The device's part is straight lines between measured points: before the first it is flat, behind
-    the last one the last line goes on. It has what every round costs the host, too. A session costs
-    the host the more the more branches it has. Its records are made while the device works: they
-    count where they take longer than that.
+    the last one the last line goes on. A session costs the host the more the more branches it has.
+    Its records are made while the device works: they count where they take longer than that.
     """
 
     points: tuple[tuple[int, float], ...]  # (tokens, seconds), tokens rising
@@ -43,6 +42,7 @@ class RoundCost:
     padding: tuple[tuple[int, int], ...] = ()
     # Sessions may go in two halves, one on the host while the other is on the device.
     in_halves: bool = False
+    every_round: float = 0.0  # host's part of a round of however many sessions
 
     def __post_init__(self) -> None:
         tokens = [t for t, _ in self.points]
@@ -58,22 +58,26 @@ class RoundCost:
                 f"the host's part of a session has a number for each of {AUTO_BRANCHES} branches: "
                 f"got {len(self.host)}"
             )
-        for seconds in (*self.host, self.records):
+        for seconds in (*self.host, self.records, self.every_round):
             if not 0 <= seconds < float("inf"):
-                raise ConfigError(f"a session's cost is at least 0: got {seconds}")
+                raise ConfigError(f"the host's part of a round is at least 0: got {seconds}")
 
     def __call__(self, tokens: int, branches: Sequence[int] = (0,)) -> float:
         """branches: of each session of the round."""
         return self.of_round(tokens, self.host_of_all(branches), len(branches))
 
-    def of_one(self, tokens: int, branches: int) -> float:
-        """Of a round of one session, kept: it is asked for every round, and sizes are few."""
+    def of_one(self, tokens: float, branches: float) -> float:
+        """Of a round of one session, kept: it is asked for every round, and sizes are few.
+
+        Either may be a mean of rounds.
+        """
         kept = self._of_one
         found = kept.get((tokens, branches))
         if found is None:
             if len(kept) >= _MOST_KEPT:
                 kept.clear()
-            found = kept[tokens, branches] = self(tokens, (branches,))
+            found = self.of_round(tokens, self.host_of_one(branches), 1)
+            kept[tokens, branches] = found
         return found
 
     def of_round(self, tokens: float, host: float, sessions: int) -> float:
@@ -87,10 +91,17 @@ class RoundCost:
         by_number = self.host_by_number
         return sum([by_number[min(k, AUTO_BRANCHES[-1])] for k in branches])
 
+    def host_of_one(self, branches: float) -> float:
+        """The host's part of a session; the number may be a mean of rounds."""
+        by_number = self.host_by_number
+        below = min(int(branches), AUTO_BRANCHES[-1])
+        part, above = branches - below, min(below + 1, AUTO_BRANCHES[-1])
+        return by_number[below] + part * (by_number[above] - by_number[below])
+
     def host_share(self, tokens: float, branches: Sequence[int]) -> float:
-        """The host's part of a round over the device's. branches: of each session."""
+        """The sessions' part of a round over the rest. branches: of each session."""
         host = self.host_of_all(branches) + len(branches) * self.records
-        return host / self._device_of(tokens)
+        return host / (self.every_round + self._device_of(tokens))
 
     def host_of(self, branches: IntArray | FloatArray) -> FloatArray:
         """The host's part of sessions with so many branches."""
@@ -118,10 +129,10 @@ class RoundCost:
     def of_rounds(self, tokens: FloatArray, host: FloatArray | float, sessions: int) -> FloatArray:
         """Of rounds of so many tokens, in which the sessions cost the host so much."""
         device, records = self._device(tokens), sessions * self.records
-        whole: FloatArray = np.maximum(device, records) + host
+        whole: FloatArray = np.maximum(device, records) + (host + self.every_round)
         if not self.in_halves or sessions < 2:
             return whole
-        on_host = records + host
+        on_host = records + host + 2 * self.every_round
         twice = np.maximum(2 * self._device(np.ceil(tokens / 2)), on_host)
         return np.where(on_host < device, np.minimum(whole, twice), whole)
 
@@ -136,7 +147,7 @@ class RoundCost:
 
     def _of_whole(self, tokens: float, host: float, sessions: int) -> float:
         """Of all sessions in one round."""
-        return max(self._device_of(tokens), sessions * self.records) + host
+        return max(self._device_of(tokens), sessions * self.records) + host + self.every_round
 
     def _of_halves(self, tokens: float, host: float, sessions: int) -> float | None:
         """Of two rounds of half of the sessions each; None: there are none, or they save nothing.
@@ -146,7 +157,7 @@ class RoundCost:
         """
         if not self.in_halves or sessions < 2:
             return None
-        on_host = sessions * self.records + host
+        on_host = sessions * self.records + host + 2 * self.every_round
         if on_host >= self._device_of(tokens):
             return None
         return max(2 * self._device_of(-(-tokens // 2)), on_host)
@@ -166,7 +177,7 @@ class RoundCost:
         return y1 if tokens == x1 else y0 + (y1 - y0) * (tokens - x0) / (x1 - x0)
 
     @cached_property
-    def _of_one(self) -> dict[tuple[int, int], float]:
+    def _of_one(self) -> dict[tuple[float, float], float]:
         return {}
 
     @cached_property
@@ -207,6 +218,7 @@ class RoundCost:
             "points": [list(point) for point in self.points],
             "host": list(self.host),
             "records": self.records,
+            "every_round": self.every_round,
             "padding": [list(step) for step in self.padding],
             "in_halves": self.in_halves,
         }
@@ -221,13 +233,14 @@ class RoundCost:
             points = tuple((int(t), float(s)) for t, s in raw["points"])
             host = tuple(float(seconds) for seconds in raw.get("host", ()))
             records = float(raw.get("records", 0.0))
+            every_round = float(raw.get("every_round", 0.0))
             padding = tuple((int(upto), int(step)) for upto, step in raw.get("padding", ()))
             in_halves = bool(raw.get("in_halves", False))
         except (KeyError, TypeError, ValueError):
             raise ConfigError(
                 "a round's cost is a list of (tokens, seconds) points, or an object with `points`"
             ) from None
-        return cls(points, host, records, padding, in_halves)
+        return cls(points, host, records, padding, in_halves, every_round)
 
     @classmethod
     def read(cls, path: Path) -> RoundCost:

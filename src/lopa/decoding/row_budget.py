@@ -4,7 +4,8 @@ A round of all sessions is one forward, and what it costs depends on the tokens 
 what their branches cost the host. Every session offers what more and more branches are expected to
 bring. The steps of all sessions are ranked by their gain per second. They are taken as far as they
 gain more than the same time brings at the pace of the rounds so far: going by the round's own rate
-would spend too much where it brings little anyway. The anchors are always forwarded.
+would spend too much where it brings little anyway. The anchors are always forwarded. Where numbers
+are kept for several rounds all sessions have the same one, by what usual rounds bring and cost.
 
 Pure: the same offers and cost give the same numbers on every rank.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,6 +28,9 @@ from lopa.decoding.round_cost import RoundCost
 
 PRIOR_ROUNDS = 3.0  # that what sessions usually bring counts for beside what they have brought
 PACE_DECAY = 0.95  # weight of a round against the one after it
+# Rows that rounds forward for each of AUTO_BRANCHES, where it is kept to the end: there an answer
+# has fewer masks than that.
+USUAL_ROWS = (0.0, 0.9, 2.7, 6.0, 11.0)
 _LEAST_SLOPE = 1e-15  # seconds a token: rows that cost nothing are no division by 0
 _MOST_STEPS = len(AUTO_BRANCHES) - 1  # of an offer
 _COLUMNS = 5  # of a ranked step: see `_rank`
@@ -108,16 +112,14 @@ class RowBudget:
         offers: Sequence[Offer],  # at least one
         pace: Pace,
         rest: Rest = NO_OTHERS,
-        *,
-        held: bool = False,  # the numbers are kept for several rounds
     ) -> list[int]:
         """The number of branches of each offer. The device may wait meanwhile: no call too many."""
         if len(offers) == 1:
-            return [self._allocate_one(offers[0], pace, rest, held)]
+            return [self._allocate_one(offers[0], pace, rest)]
         cost, count = self.cost, len(offers)
-        lengths, usual_tokens, steps_now, least, usual_steps = zip(*offers, strict=True)
+        lengths, usual_tokens, all_steps, least, _ = zip(*offers, strict=True)
         usual, anchors = rest.tokens + sum(usual_tokens), rest.forwarded + sum(lengths)
-        ranked = self._rank_all(usual_steps if held else steps_now, lengths, cost.slope(anchors))
+        ranked = self._rank_all(all_steps, lengths, cost.slope(anchors))
         steps = np.frombuffer(b"".join(ranked)).reshape(-1, _COLUMNS)
         # Stable: a session's own steps stay in their order; of equals the first session goes first.
         order = steps[:, 0].argsort(kind="stable")
@@ -135,11 +137,24 @@ class RowBudget:
         chosen = np.bincount(taken // _MOST_STEPS, steps[taken, _BRANCHES], count).astype(np.int64)
         return list(map(max, chosen.tolist(), least))
 
-    def _allocate_one(self, offer: Offer, pace: Pace, rest: Rest, held: bool) -> int:
+    def number_for_all(self, offers: Sequence[Offer], pace: Pace, rest: Rest = NO_OTHERS) -> int:
+        """The number of branches of all offers, where it is kept for several rounds."""
+        cost, count = self.cost, len(offers)
+        lengths = sum(offer.row_length for offer in offers)
+        kinds = Counter(offer.usual_steps for offer in offers)  # few: most offer the same
+        found = []
+        for number, rows in zip(AUTO_BRANCHES, USUAL_ROWS, strict=True):
+            gained = sum(steps.gain_of(number) * of for steps, of in kinds.items())
+            host = rest.host + count * cost.host_of_one(rows)
+            tokens = rest.forwarded + lengths * (1.0 + rows)
+            found.append((number, gained, cost.of_round(tokens, host, count + rest.sessions)))
+        return _best(found, rest.tokens + sum(offer.usual for offer in offers), pace)
+
+    def _allocate_one(self, offer: Offer, pace: Pace, rest: Rest) -> int:
         """The same for a single offer, whose steps have an order: without arrays."""
         cost, taken, gained = self.cost, 0, 0.0
-        found = []  # branches, tokens gained, seconds
-        for added, gain in ((0, 0.0), *offer.steps_of(held).each):
+        found = []
+        for added, gain in ((0, 0.0), *offer.steps.each):
             taken, gained = taken + added, gained + gain
             tokens = offer.row_length * (taken + 1)
             if rest.sessions:
@@ -148,14 +163,7 @@ class RowBudget:
             else:
                 seconds = cost.of_one(tokens, taken)
             found.append((taken, gained, seconds))
-        # What such sessions usually bring, in rounds of the best size for that
-        usual = rest.tokens + offer.usual
-        rates = [(usual + gained) / seconds for _, gained, seconds in found]
-        _, more, seconds = found[rates.index(max(rates))]
-        brought = pace.tokens + PRIOR_ROUNDS * (usual + more)
-        rate = brought / (pace.seconds + PRIOR_ROUNDS * seconds)
-        left = [gained - rate * seconds for _, gained, seconds in found]
-        return max(found[left.index(max(left))][0], offer.least)  # of equals the fewest
+        return max(_best(found, rest.tokens + offer.usual, pace), offer.least)
 
     def _rank_all(
         self, steps: Sequence[Steps], lengths: Sequence[int], slope: float
@@ -170,6 +178,20 @@ class RowBudget:
             new = found.index(None)
             found[new] = kept[keys[new]] = _rank(*keys[new], slope, self.cost.host_by_number)
         return cast("list[bytes]", found)
+
+
+def _best(found: Sequence[tuple[int, float, float]], usual: float, pace: Pace) -> int:
+    """Of numbers of branches, with the tokens that each gains and the seconds of its round.
+
+    usual: tokens without branches.
+    """
+    # What such sessions usually bring, in rounds of the best size for that
+    rates = [(usual + gained) / seconds for _, gained, seconds in found]
+    _, more, seconds = found[rates.index(max(rates))]
+    brought = pace.tokens + PRIOR_ROUNDS * (usual + more)
+    rate = brought / (pace.seconds + PRIOR_ROUNDS * seconds)
+    left = [gained - rate * seconds for _, gained, seconds in found]
+    return found[left.index(max(left))][0]  # of equals the fewest
 
 
 def _rank(steps: Steps, row_length: int, slope: float, host: Sequence[float]) -> bytes:

@@ -42,8 +42,9 @@ ROUND_SIZES = (
 PREFIX = 32  # of the prompt
 QUOTA = 2  # tokens of each block that a round fills
 # What a session takes the host, records included, over one without branches: by AUTO_BRANCHES, on
-# the built-in tasks (`lopa study load` with many requests at once).
-HOST_GROWTH = (1.0, 1.4, 1.75, 2.1, 2.9)
+# the built-in tasks (measurements/load_time.py).
+HOST_GROWTH = (1.0, 1.3, 1.5, 1.85, 2.4)
+RECORD_GROWTH = 1.3  # of its records where answers end, over rounds that are made to be alike
 # Rounds timed for each number of branches, in turn: a disturbance meets them all. The faster half
 # of the turns counts.
 LEAST_TURNS, MOST_TURNS = 7, 30
@@ -135,16 +136,16 @@ def _cost(timed: list[_Timed], agree: Callable[[float], float], runner: Runner) 
     several = next((m for o, m in zip(timed, medians, strict=True) if o.sessions > 1), None)
     plain = zip(timed, medians, strict=True)
     first, record = [m[1:] for o, m in plain if (o.sessions, o.branches) == (1, 0)][-1]
-    # What a further session adds; with one alone some of it is what every round costs.
+    # What a further session adds; of one alone the rest is what every round costs.
     own = 0.0 if several is None else max(0.0, (several[1] - first) / (SESSIONS - 1))
-    records = record if several is None else several[2] / SESSIONS
+    records = RECORD_GROWTH * (record if several is None else several[2] / SESSIONS)
     host = [own + (own + records) * (growth - 1.0) for growth in HOST_GROWTH]
     if not runner.is_async:  # nothing works meanwhile
         host, records = [seconds + records for seconds in host], 0.0
     points: dict[int, float] = {}
     for one, (whole, on_host, _) in zip(timed, medians, strict=True):
         if one.sessions == 1 or one.tokens > max(points):
-            points[one.tokens] = max(whole - (on_host - (first - own)), whole / 100)
+            points[one.tokens] = max(whole - on_host, whole / 100)
     # More tokens never cost less.
     rising = itertools.accumulate((points[tokens] for tokens in sorted(points)), max)
     return RoundCost(
@@ -153,6 +154,7 @@ def _cost(timed: list[_Timed], agree: Callable[[float], float], runner: Runner) 
         records,
         runner.padding,
         in_halves=runner.is_async and runner.lanes > 1,
+        every_round=max(0.0, first - own),
     )
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median_low
 from typing import NamedTuple
 
 from lopa.config import AcceptName
@@ -38,7 +37,7 @@ HOLD_FROM_SHARE, HOLD_ROUNDS = 0.25, 16
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Numbers of branches that most sessions keep for several rounds."""
+    """The number of branches that most sessions keep for several rounds."""
 
     launched: int  # rounds, when they were weighed
     running: int  # sessions, then
@@ -259,21 +258,17 @@ class Scheduler(Engine):
         rest = NO_OTHERS
         if others:
             rest = Rest(len(others), forwarded, tokens, cost.host_of_all(others))
-        held = cost.host_share(anchors, [0] * len(sessions)) >= HOLD_FROM_SHARE
-        chosen = dict(
-            zip(offering, self._budget.allocate(offers, pace, rest, held=held), strict=True)
-        )
-        if not held:
+        if cost.host_share(anchors, [0] * len(sessions)) < HOLD_FROM_SHARE:
             self._hold = None
-            return Choice(chosen)
-        if 2 * len(offering) < len(sessions):
-            return Choice(chosen, held=True)  # for one round, until most are weighed together
-        usual = _usual_numbers(chosen)
-        for session, number in chosen.items():
-            if _takes_all(session, number):  # for the rounds behind this one
-                chosen[session] = max(number, usual[session.config.accept])
-        self._hold = Hold(self._launched, len(self.running), {} if alone else usual)
-        return Choice(chosen, HOLD_ROUNDS, held=True)
+            chosen = self._budget.allocate(offers, pace, rest)
+            return Choice(dict(zip(offering, chosen, strict=True)))
+        number = self._budget.number_for_all(offers, pace, rest)
+        rounds = 1  # until most are weighed together
+        if 2 * len(offering) >= len(sessions):
+            rounds = HOLD_ROUNDS
+            ways = [] if alone else [session.config.accept for session in offering]
+            self._hold = Hold(self._launched, len(self.running), dict.fromkeys(ways, number))
+        return Choice(dict.fromkeys(offering, number), rounds, held=True)
 
     def _kept_by_others(self, sessions: list[Session]) -> Choice | None:
         """What sessions that have just joined have of the others' numbers; None: weigh them."""
@@ -324,27 +319,6 @@ class Scheduler(Engine):
         if session.slot >= 0:
             self.runner.close(session.slot)
             session.slot = -1
-
-
-def _usual_numbers(chosen: Mapping[Session, int]) -> dict[AcceptName, int]:
-    """The median by the way branches are accepted, of those who had more candidates than they took.
-
-    Where nobody had, the most that anyone took.
-    """
-    by_way: dict[AcceptName, list[Session]] = {}
-    for session in chosen:
-        by_way.setdefault(session.config.accept, []).append(session)
-    usual = {}
-    for accept, sessions in by_way.items():
-        free = [chosen[s] for s in sessions if not _takes_all(s, chosen[s])]
-        usual[accept] = median_low(free) if free else max(chosen[s] for s in sessions)
-    return usual
-
-
-def _takes_all(session: Session, branches: int) -> bool:
-    """Whether it might take more if it had more candidates, as it has not near its end."""
-    candidates = len(session.decoder.drafts)
-    return branches == candidates < session.config.most_branches
 
 
 def _plan(session: Session) -> Plan:
