@@ -91,7 +91,7 @@ for part in $parts; do
     load) # timed: alone on the machine
         for task in words functions; do
             measure load_$task.txt "${lopa[@]}" study load --task $task --dtype bfloat16 --limit 256 \
-                --seed 43 --out "$out/$task-load"
+                --seed 61 --out "$out/$task-load"
         done
         ;;
     auto | branches) answers $part "" --limit 500 --workers 6 ;;

@@ -30,21 +30,35 @@ def sample(problem: int, elapsed: float, tokens: int = 10) -> Sample:
     )
 
 
-def test_a_disturbance_of_one_run_is_no_matter() -> None:
-    """Two problems are decoded together; each run has another disturbed pair."""
-    runs = [[sample(n, 0.1) for n in range(6)] for _ in range(3)]
-    quiet = load._of_runs(runs, 2)
-    assert quiet["tokens_per_second"] == pytest.approx(100.0)
-    assert quiet["tpf"] == 2.0
-    assert quiet["branches"] == pytest.approx(2.4)
-    assert quiet["accuracy"] == 0.5
-    disturbed = [
-        [sample(n, 5.0 if n // 2 == number else 0.1) for n in range(6)] for number in range(3)
-    ]
-    assert load._of_runs(disturbed, 2)["tokens_per_second"] == pytest.approx(100.0)
-    # What is slow in most runs counts.
-    slow = [*disturbed[:1], *disturbed[:1], runs[0]]
-    assert load._of_runs(slow, 2)["tokens_per_second"] == pytest.approx(60 / (10.0 + 0.4))
+def test_a_disturbance_of_a_turn_is_no_matter() -> None:
+    """Two problems are a turn. One setting takes twice as long as the other in all of them."""
+
+    def runs(seconds: float, slow: dict[tuple[int, int], float]) -> list[list[Sample]]:
+        """slow: by run and turn, how much longer it takes."""
+        return [
+            [sample(n, seconds * slow.get((run, n // 2), 1.0)) for n in range(6)]
+            for run in range(3)
+        ]
+
+    quiet = load.speeds({"a": runs(0.1, {}), "b": runs(0.2, {})}, 2)
+    assert quiet == pytest.approx({"a": 100.0, "b": 50.0})
+    # The machine is three times as slow in some turns, and one setting was disturbed by itself.
+    slow = {(0, 0): 3.0, (1, 1): 3.0, (1, 2): 3.0}
+    found = load.speeds({"a": runs(0.1, {**slow, (2, 2): 9.0}), "b": runs(0.2, slow)}, 2)
+    assert found["a"] / found["b"] == pytest.approx(2.0)
+    assert found["b"] < 50.0
+    # What is slow in most turns counts.
+    most = {(run, turn): 4.0 for run in range(2) for turn in range(3)}
+    found = load.speeds({"a": runs(0.1, most), "b": runs(0.2, {})}, 2)
+    assert found["a"] / found["b"] == pytest.approx(0.5)
+
+
+def test_figures_of_some_answers() -> None:
+    found = load._figures([sample(n, 0.1) for n in range(6)])
+    assert found["tokens_per_second"] == pytest.approx(100.0)
+    assert found["tpf"] == 2.0
+    assert found["branches"] == pytest.approx(2.4)
+    assert found["accuracy"] == 0.5
 
 
 class SlowingMachine:

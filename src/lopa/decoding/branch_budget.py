@@ -21,7 +21,7 @@ from itertools import accumulate
 from lopa.config import AUTO_BRANCHES, AcceptName
 from lopa.decoding.lookahead import merge, wins_alone
 from lopa.decoding.outcome import Outcome
-from lopa.decoding.row_budget import Offer, concave_steps
+from lopa.decoding.row_budget import Offer, Steps, concave_steps
 from lopa.types import BoolArray
 
 # Prior of the tokens that each choice gains over the one before, by the way branches are accepted:
@@ -50,7 +50,7 @@ GAIN_SHARES: dict[AcceptName, tuple[float, ...]] = {
 # The same over all rounds, where a number of branches is kept for several of them.
 USUAL_GAIN_SHARES: dict[AcceptName, tuple[float, ...]] = {
     **GAIN_SHARES,
-    "agreed": (1.2, 1.0, 0.6, 0.45),
+    "agreed": (1.2, 1.0, 0.7, 0.6),
 }
 WAITING_GAIN_SHARE = 0.3  # of all that, while the first block waits: it would fill up anyway
 # Prior of the tokens that a round without branches brings. As long as no EOS is in view (open) the
@@ -160,11 +160,15 @@ class BranchBudget:
         choices = _choices(candidates)
         share = WAITING_GAIN_SHARE if is_waiting else 1.0
         steps = concave_steps(choices, self._gains[first_share][: len(choices)], share)
-        usual_steps = concave_steps(AUTO_BRANCHES, self._gains[-1])
         prior = PRIOR_TOKENS_OPEN if is_open else PRIOR_TOKENS
         explores = self._unexplored >= EXPLORE_AFTER and index % LEARN_EVERY == 0
         least = min(candidates, int(explores))
-        return Offer(row_length, prior, steps, least, usual_steps)
+        return Offer(row_length, prior, steps, least, self.usual_steps)
+
+    @property
+    def usual_steps(self) -> Steps:
+        """What branches are worth in a usual round, where a number is kept for several."""
+        return concave_steps(AUTO_BRANCHES, self._gains[-1])
 
 
 @lru_cache

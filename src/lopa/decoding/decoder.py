@@ -79,11 +79,13 @@ class Decoder:
         self._taken = NO_STEPS  # of an offer, by which the number of branches was chosen
         self._held, self._held_rounds = 0, 0  # branches, in so many rounds after the next
         self._is_held = False  # whether the next round's were kept
-        self.pace = Pace()  # of its rounds, as if it were alone; for branches auto
+        self._pace = Pace()
+        # Of rounds that are not in it: tokens brought, the first position, where rows end
+        self._unpaced: list[tuple[int, int, Sequence[int]]] = []
         # Of its first rounds, where they are known: an answer that is decoded again.
         self.known_branches: Sequence[int] = ()
         self.brought = 0  # tokens, by the last round that was recorded
-        self.expected_gain = 0.0  # tokens that its branches were expected to add
+        self._expected = NO_STEPS, 0  # of that round: what was taken, and how many branches
         self.has_eos = False
         self.round = 0
         self.finish: FinishReason | None = None
@@ -175,20 +177,44 @@ class Decoder:
         """What the candidates of the next round are worth; None: how many it has is no choice."""
         return self._offer if self.config.objective == "speed" else None
 
+    @property
+    def leaves_branches_open(self) -> bool:
+        """Whether its rounds will offer candidates, from the first one on."""
+        is_open = self.budget is not None and self.config.objective == "speed"
+        return is_open and not self.known_branches
+
     def take(self, branches: int, rounds: int = 1, *, held: bool = False) -> None:
         """Have so many branches, of those offered, in the next so many rounds.
 
-        The rounds behind the first one offer none. held: they were chosen to be kept.
+        The rounds behind the first one offer none, nor does the first if it is told before. held:
+        they were chosen to be kept.
         """
         self.drafts = self.drafts[:branches]
-        if self._offer is not None:
-            self._taken = self._offer.steps_of(held)
+        if held and self.budget is not None:
+            self._taken = self.budget.usual_steps
+        elif self._offer is not None:
+            self._taken = self._offer.steps
         self._offer = None
         self._held, self._held_rounds = branches, rounds - 1
 
     def release(self) -> None:
         """Keep the number of branches no longer: the round after the next offers them again."""
         self._held_rounds = 0
+
+    @property
+    def pace(self) -> Pace:
+        """Of its rounds, as if it were alone; for branches auto."""
+        for brought, start, ends in self._unpaced:
+            tokens = sum(ends) - len(ends) * start
+            self._pace.add(brought, self.cost.of_one(tokens, len(ends) - 1))
+        self._unpaced.clear()
+        return self._pace
+
+    @property
+    def expected_gain(self) -> float:
+        """Tokens that the branches of the last round that was recorded were expected to add."""
+        steps, branches = self._expected
+        return steps.gain_of(branches)
 
     @property
     def usual_tokens(self) -> float:
@@ -345,7 +371,7 @@ class Decoder:
         """Of the round that was chosen last."""
         if self._length_round is not None:
             record, self._length_round = self._length_round, None
-            self.brought, self.expected_gain = 0, 0.0
+            self.brought, self._expected = 0, (NO_STEPS, 0)
             return record
         outcome, self._outcome = self._outcome, None
         if outcome is None:
@@ -357,10 +383,8 @@ class Decoder:
         if self.budget is not None:
             self.budget.observe(outcome)
             start = max(outcome.plan.start, self.prompt)  # what is cached of a prompt is no matter
-            ends = outcome.frame.row_ends
-            tokens = sum(ends) - len(ends) * start
-            self.pace.add(self.brought, self.cost.of_one(tokens, len(outcome.drafts)))
-        self.expected_gain = outcome.taken.gain_of(len(outcome.drafts))
+            self._unpaced.append((self.brought, start, outcome.frame.row_ends))
+        self._expected = outcome.taken, len(outcome.drafts)
         self.policy.observe(outcome)
         blocks = self.window.block_views(outcome.frame, outcome.winner, outcome.fills.masks)
         return make_record(outcome, blocks)

@@ -30,7 +30,7 @@ PRIOR_ROUNDS = 3.0  # that what sessions usually bring counts for beside what th
 PACE_DECAY = 0.95  # weight of a round against the one after it
 # Rows that rounds forward for each of AUTO_BRANCHES, where it is kept to the end: there an answer
 # has fewer masks than that.
-USUAL_ROWS = (0.0, 0.9, 2.7, 6.0, 11.0)
+USUAL_ROWS = (0.0, 0.9, 2.7, 5.8, 10.0)
 _LEAST_SLOPE = 1e-15  # seconds a token: rows that cost nothing are no division by 0
 _MOST_STEPS = len(AUTO_BRANCHES) - 1  # of an offer
 _COLUMNS = 5  # of a ranked step: see `_rank`
@@ -69,10 +69,6 @@ class Offer(NamedTuple):
     steps: Steps
     least: int = 0  # branches that it has in any case
     usual_steps: Steps = NO_STEPS  # of a usual round, where a number is kept for several
-
-    def steps_of(self, held: bool) -> Steps:
-        """held: the number is kept for several rounds."""
-        return self.usual_steps if held else self.steps
 
 
 class Rest(NamedTuple):

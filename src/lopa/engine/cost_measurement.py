@@ -43,7 +43,7 @@ PREFIX = 32  # of the prompt
 QUOTA = 2  # tokens of each block that a round fills
 # What a session takes the host, records included, over one without branches: by AUTO_BRANCHES, on
 # the built-in tasks (measurements/load_time.py).
-HOST_GROWTH = (1.0, 1.3, 1.5, 1.85, 2.4)
+HOST_GROWTH = (1.0, 1.35, 1.6, 2.1, 3.0)
 RECORD_GROWTH = 1.3  # of its records where answers end, over rounds that are made to be alike
 # Rounds timed for each number of branches, in turn: a disturbance meets them all. The faster half
 # of the turns counts.

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
 
 from lopa.config import AcceptName
 from lopa.decoding.round_cost import RoundCost
@@ -235,9 +235,9 @@ class Scheduler(Engine):
         offering = [session for session, offer in found if offer is not None]
         if not offering:
             return Choice({})
-        kept = self._kept_by_others(offering)
-        if kept is not None:
-            return kept
+        kept = {session: self._kept_number(session) for session in offering}
+        if None not in kept.values():
+            return Choice(cast("dict[Session, int]", kept), HOLD_ROUNDS, held=True)
         offers = [offer for _, offer in found if offer is not None]
         others: list[int] = []  # branches of each
         forwarded, tokens = 0, 0.0
@@ -263,26 +263,21 @@ class Scheduler(Engine):
             chosen = self._budget.allocate(offers, pace, rest)
             return Choice(dict(zip(offering, chosen, strict=True)))
         number = self._budget.number_for_all(offers, pace, rest)
-        rounds = 1  # until most are weighed together
-        if 2 * len(offering) >= len(sessions):
-            rounds = HOLD_ROUNDS
-            ways = [] if alone else [session.config.accept for session in offering]
-            self._hold = Hold(self._launched, len(self.running), dict.fromkeys(ways, number))
-        return Choice(dict.fromkeys(offering, number), rounds, held=True)
+        ways = [] if alone else [session.config.accept for session in offering]
+        numbers = dict.fromkeys(ways, number)
+        if self._hold is not None and self._launched - self._hold.launched < HOLD_ROUNDS:
+            # Others accept otherwise, and keep theirs.
+            self._hold = replace(self._hold, branches={**self._hold.branches, **numbers})
+        else:
+            self._hold = Hold(self._launched, len(self.running), numbers)
+        return Choice(dict.fromkeys(offering, number), HOLD_ROUNDS, held=True)
 
-    def _kept_by_others(self, sessions: list[Session]) -> Choice | None:
-        """What sessions that have just joined have of the others' numbers; None: weigh them."""
+    def _kept_number(self, session: Session) -> int | None:
+        """What the others have; None: it has to be weighed."""
         hold = self._hold
         if hold is None or self._launched - hold.launched >= HOLD_ROUNDS:
             return None
-        chosen = {}
-        for session in sessions:
-            decoder = session.decoder
-            number = hold.branches.get(session.config.accept)
-            if number is None or decoder.round > 1:
-                return None
-            chosen[session] = number
-        return Choice(chosen, HOLD_ROUNDS - (self._launched - hold.launched), held=True)
+        return hold.branches.get(session.config.accept)
 
     def _admit(self) -> None:
         new: list[Session] = []
@@ -294,6 +289,10 @@ class Scheduler(Engine):
             raise CapacityError("no capacity in the KV cache: other requests hold it")
         # New ones go first, in their order: their first round is what their users wait for.
         self.running.extendleft(reversed(new))
+        for session in new:
+            number = self._kept_number(session)
+            if number is not None and session.decoder.leaves_branches_open:
+                session.decoder.take(number, HOLD_ROUNDS, held=True)
 
     def _open(self, session: Session) -> bool:
         """Give a session a slot of the runner, and its cache if it goes on from elsewhere."""

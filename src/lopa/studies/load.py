@@ -1,20 +1,21 @@
 """Speed by requests at once: `auto`, which shares a round's rows, against every fixed number.
 
 So many answers are asked for at a time, of which the engine runs as many as it does by default.
-Timed on this machine, some problems at a time, three times over: the median of the three counts.
-The settings take turns. Where the runner is not asynchronous it is round by round, and the setting
-that has had the least time goes next: a machine whose speed changes is the same one for all of
-them. Or, with costs of rounds given, simulated: the model decodes, and a round takes what it costs
-on the given device.
+Timed on this machine, some problems at a time, three times over. The settings take turns, and what
+counts is the median of a setting's speed over the mean speed of its turn: a disturbance that lasts
+meets all of them. Where the runner is not asynchronous they take turns round by round, and the
+setting that has had the least time goes next. Or, with costs of rounds given, simulated: the model
+decodes, and a round takes what it costs on the given device.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import median
+from math import exp, log
+from statistics import fmean, median
 from typing import Any
 
 from lopa.bench import gc_frozen
@@ -49,9 +50,13 @@ def run(study: Study) -> Findings:
         for setting, samples in _timed(study, n, number, warm).items():
             found.setdefault((n, setting), []).append(samples)
         study.progress(done + 1, RUNS * len(loads))
-    compared = [
-        _compare("", n, {s: _of_runs(found[n, s], _together(n)) for s in SETTINGS}) for n in loads
-    ]
+    compared = []
+    for n in loads:
+        runs = {setting: found[n, setting] for setting in SETTINGS}
+        figures = {s: _figures([sample for run in runs[s] for sample in run]) for s in SETTINGS}
+        for setting, speed in speeds(runs, _together(n)).items():
+            figures[setting]["tokens_per_second"] = speed
+        compared.append(_compare("", n, figures))
     return {"round_cost": cost.settings(), "loads": compared}
 
 
@@ -240,13 +245,10 @@ def replay(samples: Sequence[Sample], cost: RoundCost, at_once: int) -> list[Sam
     return ready
 
 
-def _figures(samples: Sequence[Sample], seconds: float | None = None) -> Findings:
-    """seconds: that all of them took; None: by their own clock."""
+def _figures(samples: Sequence[Sample]) -> Findings:
     tokens, rounds = sum(s.tokens for s in samples), sum(s.rounds for s in samples)
-    if seconds is None:
-        seconds = sum(s.elapsed for s in samples)
     return {
-        "tokens_per_second": tokens / seconds,
+        "tokens_per_second": tokens / sum(s.elapsed for s in samples),
         "tpf": tokens / rounds,
         "branches": sum(map(sum, (s.branches for s in samples))) / rounds,
         "latency": median(s.seconds for s in samples),
@@ -254,14 +256,24 @@ def _figures(samples: Sequence[Sample], seconds: float | None = None) -> Finding
     }
 
 
-def _of_runs(runs: Sequence[Sequence[Sample]], together: int) -> Findings:
-    """Of all runs. The time of the problems that were decoded together is the median over runs: a
-    disturbance is shorter than a run."""
-    seconds = 0.0
-    for part in sorted({s.problem // together for s in runs[0]}):
-        each = [sum(s.elapsed for s in run if s.problem // together == part) for run in runs]
-        seconds += median(each)
-    return _figures([s for run in runs for s in run], len(runs) * seconds)
+def speeds(runs: Mapping[str, Sequence[Sequence[Sample]]], together: int) -> dict[str, float]:
+    """Tokens per second by setting. runs: of each setting, as many.
+
+    A turn is the same problems with every setting, one behind the other. The mean speed of a turn
+    is that of the machine at the time: what counts of a setting is the median over turns of its
+    speed over that. The mean over turns makes tokens per second of it. Means are geometric.
+    """
+    turns = []
+    for each in zip(*runs.values(), strict=True):
+        for part in sorted({sample.problem // together for sample in each[0]}):
+            some = [[s for s in run if s.problem // together == part] for run in each]
+            turns.append([log(sum(s.tokens for s in x) / sum(s.elapsed for s in x)) for x in some])
+    means = [fmean(turn) for turn in turns]
+    found = {}
+    for number, setting in enumerate(runs):
+        relative = median(turn[number] - mean for turn, mean in zip(turns, means, strict=True))
+        found[setting] = exp(fmean(means) + relative)
+    return found
 
 
 def _compare(name: str, at_once: int, settings: dict[str, Findings]) -> Findings:
