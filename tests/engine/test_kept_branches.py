@@ -71,7 +71,7 @@ def test_one_that_joins_has_the_same_number(llm: LLM, weighed: list[int]) -> Non
         engine.step()
     kept = [one.decoder._held for one in engine.running]
     engine.close()
-    assert weighed == [3]  # all that ran, when they first left it open
+    assert weighed == [3, 4]  # all that ran, when they first left it open; all, the next time
     assert len(kept) == 4
     assert len(set(kept)) == 1
     assert 0 < max(branches(late)) <= kept[0]
@@ -103,7 +103,7 @@ def test_one_with_few_candidates_decides_for_nobody(llm: LLM, weighed: list[int]
     for _ in range(8):
         engine.step()
     engine.close()
-    assert weighed == [2]
+    assert weighed[0] == 2
     first, number = branches(few)[1], branches(other)[1]
     assert first < number
     assert branches(late)[1] == number
@@ -152,8 +152,49 @@ def test_what_is_expected_goes_by_the_branches_of_each_round(llm: LLM) -> None:
 
 
 def test_all_are_weighed_again_together(llm: LLM, weighed: list[int]) -> None:
-    running(llm, 4, 2 + scheduler.HOLD_ROUNDS).close()
-    assert weighed == [4, 4]
+    running(llm, 4, 2 + 4 * scheduler.WEIGH_EVERY).close()
+    assert weighed == [4] * 5
+
+
+def test_another_number_is_for_all_from_the_next_round_on(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = iter([3, 1, 5])
+    monkeypatch.setattr(RowBudget, "number_for_all", lambda *_: next(numbers, 5))
+    engine = running(llm, 3, 0)
+    sessions = list(engine.waiting)
+    for _ in range(3 * scheduler.WEIGH_EVERY):
+        engine.step()
+    engine.close()
+    every = scheduler.WEIGH_EVERY
+    expected = [0, *[3] * (every + 1), *[1] * every, *[5] * every]
+    for one in sessions:
+        assert branches(one) == expected[: len(branches(one))]
+    assert {5} == {branches(one)[-1] for one in sessions}
+
+
+def test_who_is_alone_has_the_same_branches_whatever_ran_before(llm: LLM) -> None:
+    engine = llm.engine(max_running=8)
+    found = []
+    for seed in (0, 1, 2, 0):
+        one = session(llm, seed, DEAR_HOST, max_new_tokens=64)
+        engine.add(one)
+        while engine.busy:
+            engine.step()
+        found.append(branches(one))
+    assert found[0] == found[-1] != found[1]
+
+
+def test_where_the_device_is_what_takes_long_by_now_nothing_is_kept(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, weighed: list[int]
+) -> None:
+    engine = running(llm, 2, 3)
+    monkeypatch.setattr(scheduler, "HOLD_FROM_SHARE", 1e9)
+    for _ in range(2 * scheduler.WEIGH_EVERY):
+        engine.step()
+    engine.close()
+    assert engine._hold is None
+    assert len(weighed) > scheduler.WEIGH_EVERY  # every round, once it was noticed
 
 
 def test_nothing_is_kept_when_the_load_has_changed(llm: LLM, weighed: list[int]) -> None:

@@ -21,7 +21,7 @@ from itertools import accumulate
 from lopa.config import AUTO_BRANCHES, AcceptName
 from lopa.decoding.lookahead import merge, wins_alone
 from lopa.decoding.outcome import Outcome
-from lopa.decoding.row_budget import Offer, Steps, concave_steps
+from lopa.decoding.row_budget import NO_STEPS, Offer, Steps, concave_steps
 from lopa.types import BoolArray
 
 # Prior of the tokens that each choice gains over the one before, by the way branches are accepted:
@@ -160,10 +160,15 @@ class BranchBudget:
         choices = _choices(candidates)
         share = WAITING_GAIN_SHARE if is_waiting else 1.0
         steps = concave_steps(choices, self._gains[first_share][: len(choices)], share)
-        prior = PRIOR_TOKENS_OPEN if is_open else PRIOR_TOKENS
         explores = self._unexplored >= EXPLORE_AFTER and index % LEARN_EVERY == 0
         least = min(candidates, int(explores))
-        return Offer(row_length, prior, steps, least, self.usual_steps)
+        usual = self.usual_offer(row_length, is_open=is_open)
+        return usual._replace(steps=steps, least=least)
+
+    def usual_offer(self, row_length: int, *, is_open: bool) -> Offer:
+        """What a usual round expects, whatever its candidates are."""
+        prior = PRIOR_TOKENS_OPEN if is_open else PRIOR_TOKENS
+        return Offer(row_length, prior, NO_STEPS, usual_steps=self.usual_steps)
 
     @property
     def usual_steps(self) -> Steps:

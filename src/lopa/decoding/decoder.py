@@ -197,9 +197,24 @@ class Decoder:
         self._offer = None
         self._held, self._held_rounds = branches, rounds - 1
 
+    @property
+    def keeps_branches(self) -> bool:
+        """Whether the round after the next has a number that was told before."""
+        return self._held_rounds > 0
+
+    def keep(self, branches: int, rounds: int) -> None:
+        """Have so many branches in so many rounds, from the one after the next on."""
+        self._held, self._held_rounds = branches, rounds
+
     def release(self) -> None:
         """Keep the number of branches no longer: the round after the next offers them again."""
         self._held_rounds = 0
+
+    def usual_offer(self, row_length: int) -> Offer:
+        """What a usual round expects of branches."""
+        assert self.budget is not None
+        is_open = self.round > 1 and not (self.gaps or self.has_eos)
+        return self.budget.usual_offer(row_length, is_open=is_open)
 
     @property
     def pace(self) -> Pace:

@@ -15,13 +15,13 @@ on the device.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
 from lopa.config import AcceptName
 from lopa.decoding.round_cost import RoundCost
-from lopa.decoding.row_budget import NO_OTHERS, Pace, Rest, RowBudget
+from lopa.decoding.row_budget import NO_OTHERS, Offer, Pace, Rest, RowBudget
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
 from lopa.engine.engine_lock import EngineLock
 from lopa.engine.output import Event
@@ -30,9 +30,10 @@ from lopa.errors import CapacityError
 from lopa.runner.base import InFlight, Runner
 from lopa.types import Plan, Stats
 
-# Where the host takes at least this share of the device's time, branches are weighed in one of so
-# many rounds, of all sessions together, and kept in between: weighing takes the host time, too.
-HOLD_FROM_SHARE, HOLD_ROUNDS = 0.25, 16
+# Where the host takes at least this share of the device's time, sessions keep their number of
+# branches for so many rounds, and it is weighed in one of so many, for all of them together: to
+# weigh the candidates of each takes the host time, too.
+HOLD_FROM_SHARE, HOLD_ROUNDS, WEIGH_EVERY = 0.25, 16, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,7 @@ class Scheduler(Engine):
         """Launch what is to be in flight. now: when its time begins."""
         self._admit()
         self._follow_load()
+        self._weigh_again()
         halves = self._goes_in_halves()
         if self.in_flight and not halves:
             return  # all go together when those are done
@@ -225,6 +227,23 @@ class Scheduler(Engine):
             for session in self.running:
                 session.decoder.release()
 
+    def _weigh_again(self) -> None:
+        """The number that sessions keep: they have another one from the next round on."""
+        if self._hold is None or self._launched - self._hold.launched < WEIGH_EVERY:
+            return
+        keeping = [session for session in self.running if session.decoder.keeps_branches]
+        if not keeping:
+            return
+        offers = {s: s.decoder.usual_offer(_plan(s).rows.shape[1]) for s in keeping}
+        others = [s for s in self.running if s not in offers and s.decoder.offer is None]
+        self._hold = None
+        choice = self._weigh(offers, others)
+        for session, number in choice.branches.items():
+            if choice.held:
+                session.decoder.keep(number, choice.rounds)
+            else:
+                session.decoder.release()
+
     def _choose_branches(self, sessions: list[Session]) -> Choice:
         """Of all sessions that leave their number open, in one budget.
 
@@ -232,45 +251,47 @@ class Scheduler(Engine):
         this one.
         """
         found = [(session, session.decoder.offer) for session in sessions]
-        offering = [session for session, offer in found if offer is not None]
-        if not offering:
+        offers = {session: offer for session, offer in found if offer is not None}
+        if not offers:
             return Choice({})
-        kept = {session: self._kept_number(session) for session in offering}
+        kept = {session: self._kept_number(session) for session in offers}
         if None not in kept.values():
             return Choice(cast("dict[Session, int]", kept), HOLD_ROUNDS, held=True)
-        offers = [offer for _, offer in found if offer is not None]
-        others: list[int] = []  # branches of each
+        return self._weigh(offers, [session for session, offer in found if offer is None])
+
+    def _weigh(self, offers: Mapping[Session, Offer], others: Sequence[Session]) -> Choice:
+        """others: sessions of such a round whose number is no choice."""
+        anchors = sum(offer.row_length for offer in offers.values())
+        branches: list[int] = []  # of the others
         forwarded, tokens = 0, 0.0
-        anchors = sum(offer.row_length for offer in offers)
-        for session, offer in found:
-            if offer is None:
-                plan = _plan(session)
-                others.append(len(plan.rows) - 1)
-                forwarded += self.runner.cost(plan)
-                anchors += plan.rows.shape[1]
-                tokens += session.decoder.usual_tokens
-        cost = self.cost = offering[0].decoder.cost  # one for all: sessions of one model
+        for session in others:
+            plan = _plan(session)
+            branches.append(len(plan.rows) - 1)
+            forwarded += self.runner.cost(plan)
+            anchors += plan.rows.shape[1]
+            tokens += session.decoder.usual_tokens
+        first = next(iter(offers))
+        cost = self.cost = first.decoder.cost  # one for all: sessions of one model
         if self._budget is None or self._budget.cost != cost:
             self._budget = RowBudget(cost)
         # A session that is alone has its own pace: what ran before it is no matter.
         alone = len(self.running) == 1
-        pace = offering[0].decoder.pace if alone else self._pace
+        pace = first.decoder.pace if alone else self._pace
         rest = NO_OTHERS
         if others:
-            rest = Rest(len(others), forwarded, tokens, cost.host_of_all(others))
-        if cost.host_share(anchors, [0] * len(sessions)) < HOLD_FROM_SHARE:
+            rest = Rest(len(others), forwarded, tokens, cost.host_of_all(branches))
+        count = len(offers) + len(others)
+        if cost.host_share(anchors, [0] * count) < HOLD_FROM_SHARE:
             self._hold = None
-            chosen = self._budget.allocate(offers, pace, rest)
-            return Choice(dict(zip(offering, chosen, strict=True)))
-        number = self._budget.number_for_all(offers, pace, rest)
-        ways = [] if alone else [session.config.accept for session in offering]
-        numbers = dict.fromkeys(ways, number)
-        if self._hold is not None and self._launched - self._hold.launched < HOLD_ROUNDS:
-            # Others accept otherwise, and keep theirs.
-            self._hold = replace(self._hold, branches={**self._hold.branches, **numbers})
-        else:
+            chosen = self._budget.allocate(list(offers.values()), pace, rest)
+            return Choice(dict(zip(offers, chosen, strict=True)))
+        number = self._budget.number_for_all(list(offers.values()), pace, rest)
+        numbers = {} if alone else {session.config.accept: number for session in offers}
+        if self._hold is None or alone or self._launched - self._hold.launched >= HOLD_ROUNDS:
             self._hold = Hold(self._launched, len(self.running), numbers)
-        return Choice(dict.fromkeys(offering, number), HOLD_ROUNDS, held=True)
+        else:  # others accept otherwise, and keep theirs
+            self._hold = replace(self._hold, branches={**self._hold.branches, **numbers})
+        return Choice(dict.fromkeys(offers, number), HOLD_ROUNDS, held=True)
 
     def _kept_number(self, session: Session) -> int | None:
         """What the others have; None: it has to be weighed."""
