@@ -1,4 +1,5 @@
-"""What it takes to share out the branches of a round among sessions, without a device.
+"""What it takes to share out the branches of a round among sessions, or to find one number for all
+of them, without a device.
 
     python measurements/row_budget.py [--cost FILE] [--sessions 2,8,32] [--rounds 300]
 
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from lopa.config import AUTO_BRANCHES
+from lopa.decoding.branch_budget import BranchBudget
 from lopa.decoding.round_cost import RoundCost
 from lopa.decoding.row_budget import Offer, Pace, RowBudget, concave_steps
 
@@ -29,24 +31,28 @@ BLOCK = 32
 def made_up(rng: np.random.Generator) -> Offer:
     gains = rng.uniform(0.0, MOST_GAINED, len(AUTO_BRANCHES) - 1).cumsum().tolist()
     steps = concave_steps(AUTO_BRANCHES, (0.0, *gains))
-    return Offer(BLOCK * int(rng.integers(1, 4)), 5.0, steps)
+    usual = BranchBudget("agreed").usual_offer(BLOCK * int(rng.integers(1, 4)), is_open=True)
+    return usual._replace(steps=steps)
 
 
-def measure(cost: RoundCost, sessions: int, rounds: int, seed: int) -> float:
-    """Seconds of a round."""
+def measure(cost: RoundCost, sessions: int, rounds: int, seed: int) -> tuple[float, float]:
+    """Seconds of a round: of a number for each, and of one for all."""
     rng = np.random.default_rng(seed)
     budget, pace = RowBudget(cost), Pace()
     offers = [made_up(rng) for _ in range(sessions)]
-    times = []
+    each, for_all = [], []
     for _ in range(rounds):
         offers = [made_up(rng) if rng.random() < NEW_SHARE else offer for offer in offers]
         began = time.perf_counter()
         chosen = budget.allocate(offers, pace)
-        times.append(time.perf_counter() - began)
+        ended = time.perf_counter()
+        budget.number_for_all(offers, pace)
+        for_all.append(time.perf_counter() - ended)
+        each.append(ended - began)
         gained = sum(o.usual + o.steps.gain_of(k) for o, k in zip(offers, chosen, strict=True))
         tokens = sum(o.row_length * (k + 1) for o, k in zip(offers, chosen, strict=True))
         pace.add(gained, cost(tokens, chosen))
-    return statistics.median(times)
+    return statistics.median(each), statistics.median(for_all)
 
 
 def main() -> None:
@@ -58,8 +64,8 @@ def main() -> None:
     options = parser.parse_args()
     cost = RoundCost.read(options.cost)
     for sessions in map(int, options.sessions.split(",")):
-        seconds = measure(cost, sessions, options.rounds, options.seed)
-        print(f"{sessions} sessions: {1e6 * seconds:.0f} µs")
+        each, for_all = measure(cost, sessions, options.rounds, options.seed)
+        print(f"{sessions} sessions: {1e6 * each:.0f} µs, one for all {1e6 * for_all:.0f} µs")
 
 
 if __name__ == "__main__":

@@ -52,8 +52,8 @@ _TIE = 0.05  # share of the tokens per second that a clock may be wrong by
 _FRAME_SECONDS = 1 / 20
 _LANE_LINES = 7  # of text in the live view, at most
 _TEXT_LINES = 8  # of text in the table, at most; --json has all of it
-# (tokens, seconds) of rounds on one H200 in bf16: measurements/h200/round_cost_*.json
-H200_TINY = ((64, 0.46e-3), (512, 0.61e-3))
+# (tokens, seconds) of one row and of eight on one H200 in bf16: measurements/h200/round_cost_*.json
+H200_TINY = ((64, 0.426e-3), (512, 0.588e-3))
 H200_7B = ((64, 3.96e-3), (512, 10.5e-3))
 
 

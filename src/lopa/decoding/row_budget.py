@@ -136,15 +136,15 @@ class RowBudget:
     def number_for_all(self, offers: Sequence[Offer], pace: Pace, rest: Rest = NO_OTHERS) -> int:
         """The number of branches of all offers, where it is kept for several rounds."""
         cost, count = self.cost, len(offers)
-        lengths = sum(offer.row_length for offer in offers)
-        kinds = Counter(offer.usual_steps for offer in offers)  # few: most offer the same
+        lengths, usual_tokens, _, _, usual_steps = zip(*offers, strict=True)
+        anchors, kinds = sum(lengths), Counter(usual_steps)  # few: most offer the same
         found = []
         for number, rows in zip(AUTO_BRANCHES, USUAL_ROWS, strict=True):
             gained = sum(steps.gain_of(number) * of for steps, of in kinds.items())
             host = rest.host + count * cost.host_of_one(rows)
-            tokens = rest.forwarded + lengths * (1.0 + rows)
+            tokens = rest.forwarded + anchors * (1.0 + rows)
             found.append((number, gained, cost.of_round(tokens, host, count + rest.sessions)))
-        return _best(found, rest.tokens + sum(offer.usual for offer in offers), pace)
+        return _best(found, rest.tokens + sum(usual_tokens), pace)
 
     def _allocate_one(self, offer: Offer, pace: Pace, rest: Rest) -> int:
         """The same for a single offer, whose steps have an order: without arrays."""
