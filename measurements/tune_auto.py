@@ -1,4 +1,5 @@
-"""Other constants of `branches="auto"` (decoding/branch_budget.py, row_budget.py), by simulation.
+"""Other constants of `branches="auto"`, by simulation: of decoding/branch_budget.py, row_budget.py
+and engine/scheduler.py.
 
     python measurements/tune_auto.py --task words --cost FILE … [--try '{"PRIOR_TOKENS": 3.0}' …]
         [--at-once 1,8,32] [--seed 3] [--limit 240] [--device cuda] [--batch-size 32]

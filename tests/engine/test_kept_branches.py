@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -110,13 +109,50 @@ def test_one_with_few_candidates_decides_for_nobody(llm: LLM, weighed: list[int]
     assert first < max(branches(few)) <= number
 
 
-def test_one_that_accepts_otherwise_is_weighed(llm: LLM, weighed: list[int]) -> None:
+def test_one_that_accepts_otherwise_has_the_same_number(llm: LLM, weighed: list[int]) -> None:
     engine = running(llm, 3, 3)
-    engine.add(session(llm, 3, DEAR_HOST, accept="exact"))
+    late = session(llm, 3, DEAR_HOST, accept="exact")
+    engine.add(late)
     for _ in range(2):
         engine.step()
+    kept = [one.decoder._held for one in engine.running]
     engine.close()
-    assert weighed == [3, 1]
+    assert weighed == [3]
+    assert len(kept) == 4
+    assert len(set(kept)) == 1
+
+
+def test_one_that_joins_another_is_weighed_with_it(llm: LLM, weighed: list[int]) -> None:
+    """As soon as the number of the one that was alone is weighed again."""
+    for steps in (1, 3, 4, 5):
+        weighed.clear()
+        engine = running(llm, 1, steps)
+        engine.add(session(llm, 1, DEAR_HOST))
+        for _ in range(2 * scheduler.WEIGH_EVERY):
+            engine.step()
+        kept = {one.decoder._held for one in engine.running}
+        engine.close()
+        assert weighed[-1] == 2
+        assert len(kept) == 1
+
+
+def test_a_prompt_is_no_part_of_the_rows(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+
+    def noted(_: RowBudget, offers: Any, *more: Any) -> int:
+        lengths.extend(offer.row_length for offer in offers)
+        return 3
+
+    monkeypatch.setattr(RowBudget, "number_for_all", noted)
+    engine = running(llm, 2, 3)
+    for _ in range(2 * scheduler.WEIGH_EVERY):
+        prompt = [3 + i % 200 for i in range(300)]
+        if len(engine.running) < 6:
+            engine.add(llm.session(prompt, CONFIG, cost=DEAR_HOST))
+        engine.step()
+    engine.close()
+    assert len(lengths) > 6
+    assert max(lengths) < 100
 
 
 def test_who_comes_one_by_one_decides_for_nobody_else(llm: LLM, weighed: list[int]) -> None:
@@ -131,10 +167,7 @@ def test_who_comes_one_by_one_decides_for_nobody_else(llm: LLM, weighed: list[in
     count = len(engine.running)
     engine.close()
     assert count == 8
-    assert weighed[0] == 2
-    # After one that was alone in offering all of them are weighed.
-    assert all(after > 1 for one, after in pairwise(weighed) if one == 1)
-    assert max(weighed) >= 5
+    assert weighed == [2, 4, 6, 8]
 
 
 def test_what_is_expected_goes_by_the_branches_of_each_round(llm: LLM) -> None:
@@ -156,7 +189,7 @@ def test_all_are_weighed_again_together(llm: LLM, weighed: list[int]) -> None:
     assert weighed == [4] * 5
 
 
-def test_another_number_is_for_all_from_the_next_round_on(
+def test_another_number_is_for_all_from_the_round_after_the_next_on(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = iter([3, 1, 5])
@@ -220,15 +253,24 @@ def test_where_the_device_is_what_takes_long_every_round_is_weighed(
     assert weighed == [2] * 5  # the first round has nothing to look ahead at
 
 
-def test_alone_nothing_is_taken_over_from_others(llm: LLM) -> None:
-    answers = []
-    for before in (0, 2):
-        engine = running(llm, before, 4)
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("before", [1, 2, 3])
+def test_alone_nothing_is_taken_over_from_others(
+    before: int, ended: bool, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RowBudget, "number_for_all", lambda _, offers, *more: len(offers))
+    engine = llm.engine(max_running=8)
+    for seed in range(before):  # their answers are of one length
+        engine.add(session(llm, seed, DEAR_HOST, max_new_tokens=16))
+    for _ in range(4):
+        engine.step()
+    if not ended:
         engine.close()
-        one = session(llm, 9, DEAR_HOST)
-        engine.add(one)
-        for _ in range(4):
-            engine.step()
-        engine.close()
-        answers.append((branches(one), one.decoder.tokens.tolist()))
-    assert answers[0] == answers[1]
+    while engine.busy:
+        engine.step()
+    one = session(llm, 9, DEAR_HOST)
+    engine.add(one)
+    for _ in range(6):
+        engine.step()
+    engine.close()
+    assert branches(one) == [0, 1, 1, 1, 1, 1]

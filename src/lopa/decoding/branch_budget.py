@@ -7,7 +7,8 @@ weighs that against what rows cost.
 
 Nothing is sampled and no clock is read, so the same statistics give the same offers on every rank.
 Single rounds differ widely, so an estimate starts from a prior, measured on the built-in tasks, and
-leaves it slowly. A sequence that has gone without branches for long tries one again.
+leaves it slowly. A sequence that has gone without branches for long tries one again, except where
+the number is kept for several rounds.
 """
 
 from __future__ import annotations

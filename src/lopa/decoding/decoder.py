@@ -79,6 +79,7 @@ class Decoder:
         self._taken = NO_STEPS  # of an offer, by which the number of branches was chosen
         self._held, self._held_rounds = 0, 0  # branches, in so many rounds after the next
         self._is_held = False  # whether the next round's were kept
+        self._is_open = False  # whether no EOS is in view; for branches auto
         self._pace = Pace()
         # Of rounds that are not in it: tokens brought, the first position, where rows end
         self._unpaced: list[tuple[int, int, Sequence[int]]] = []
@@ -205,16 +206,25 @@ class Decoder:
     def keep(self, branches: int, rounds: int) -> None:
         """Have so many branches in so many rounds, from the one after the next on."""
         self._held, self._held_rounds = branches, rounds
+        if self.budget is not None:
+            self._taken = self.budget.usual_steps
 
     def release(self) -> None:
         """Keep the number of branches no longer: the round after the next offers them again."""
         self._held_rounds = 0
 
-    def usual_offer(self, row_length: int) -> Offer:
-        """What a usual round expects of branches."""
+    @property
+    def row_length(self) -> int:
+        """Tokens of a row of the next round, without the prompt that its first round forwards."""
+        plan = self.plan()
+        assert plan is not None
+        length: int = plan.rows.shape[1]
+        return length - max(0, self.prompt - plan.start)
+
+    def usual_offer(self) -> Offer:
+        """What a usual round expects of branches, whatever the candidates of the next one are."""
         assert self.budget is not None
-        is_open = self.round > 1 and not (self.gaps or self.has_eos)
-        return self.budget.usual_offer(row_length, is_open=is_open)
+        return self.budget.usual_offer(self.row_length, is_open=self._is_open)
 
     @property
     def pace(self) -> Pace:
@@ -350,16 +360,19 @@ class Decoder:
         if most:
             own = fills.chosen[: frame.blocks[winner] * view.size]  # of the row's own blocks
             self.drafts = self._spawn(view, drafts, winner, own, frame.may_force[winner], most)
-            if self.budget is not None and not held and self.drafts and self.finish is None:
+        if self.budget is not None:
+            # The first forward shows too little to tell.
+            self._is_open = self.round > 1 and not (
+                self.gaps or self.has_eos or view.is_eos[winner].any()
+            )
+            if not held and self.drafts and self.finish is None:
                 self._offer = self.budget.offer(
                     following.length,
                     len(self.drafts),
                     self.drafts[0][0].max_prob,
                     index=self.round + 1,
                     is_waiting=following.is_waiting,
-                    # The first forward shows too little to tell.
-                    is_open=self.round > 1
-                    and not (self.gaps or self.has_eos or view.is_eos[winner].any()),
+                    is_open=self._is_open,
                 )
         self._outcome = Outcome(
             plan=plan,

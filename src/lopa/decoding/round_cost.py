@@ -66,18 +66,14 @@ class RoundCost:
         """branches: of each session of the round."""
         return self.of_round(tokens, self.host_of_all(branches), len(branches))
 
-    def of_one(self, tokens: float, branches: float) -> float:
-        """Of a round of one session, kept: it is asked for every round, and sizes are few.
-
-        Either may be a mean of rounds.
-        """
+    def of_one(self, tokens: int, branches: int) -> float:
+        """Of a round of one session, kept: it is asked for every round, and sizes are few."""
         kept = self._of_one
         found = kept.get((tokens, branches))
         if found is None:
             if len(kept) >= _MOST_KEPT:
                 kept.clear()
-            found = self.of_round(tokens, self.host_of_one(branches), 1)
-            kept[tokens, branches] = found
+            found = kept[tokens, branches] = self(tokens, (branches,))
         return found
 
     def of_round(self, tokens: float, host: float, sessions: int) -> float:
@@ -177,7 +173,7 @@ class RoundCost:
         return y1 if tokens == x1 else y0 + (y1 - y0) * (tokens - x0) / (x1 - x0)
 
     @cached_property
-    def _of_one(self) -> dict[tuple[float, float], float]:
+    def _of_one(self) -> dict[tuple[int, int], float]:
         return {}
 
     @cached_property

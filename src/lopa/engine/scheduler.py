@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from lopa.config import AcceptName
 from lopa.decoding.round_cost import RoundCost
 from lopa.decoding.row_budget import NO_OTHERS, Offer, Pace, Rest, RowBudget
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
@@ -30,20 +29,18 @@ from lopa.errors import CapacityError
 from lopa.runner.base import InFlight, Runner
 from lopa.types import Plan, Stats
 
-# Where the host takes at least this share of the device's time, sessions keep their number of
-# branches for so many rounds, and it is weighed in one of so many, for all of them together: to
-# weigh the candidates of each takes the host time, too.
+# Where the sessions' part of a round is at least this share of the rest of it, they keep their
+# number of branches for so many rounds, and it is weighed in one of so many, for all of them
+# together: to weigh the candidates of each takes the host time, too.
 HOLD_FROM_SHARE, HOLD_ROUNDS, WEIGH_EVERY = 0.25, 16, 4
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """The number of branches that most sessions keep for several rounds."""
+class Hold(NamedTuple):
+    """The number of branches that sessions keep for several rounds."""
 
-    launched: int  # rounds, when they were weighed
+    launched: int  # rounds, when it was weighed
     running: int  # sessions, then
-    # By the way branches are accepted: for sessions that join; none: of one alone
-    branches: Mapping[AcceptName, int]
+    branches: int | None  # for sessions that join; None: of one alone
 
 
 class Choice(NamedTuple):
@@ -52,6 +49,16 @@ class Choice(NamedTuple):
     branches: dict[Session, int]  # at most: some have fewer candidates
     rounds: int = 1  # that they have them for
     held: bool = False  # they were chosen to be kept
+
+
+class Weighed(NamedTuple):
+    """What numbers of branches are weighed by."""
+
+    budget: RowBudget
+    offers: list[Offer]
+    pace: Pace
+    rest: Rest
+    are_kept: bool  # for several rounds
 
 
 @dataclass(slots=True)
@@ -223,26 +230,33 @@ class Scheduler(Engine):
         """Nothing is kept when more than twice as many sessions run as did, or less than half."""
         hold, running = self._hold, len(self.running)
         if hold is not None and not hold.running <= 2 * running <= 4 * hold.running:
-            self._hold = None
-            for session in self.running:
-                session.decoder.release()
+            self._drop_hold()
+
+    def _drop_hold(self) -> None:
+        self._hold = None
+        for session in self.running:
+            session.decoder.release()
 
     def _weigh_again(self) -> None:
-        """The number that sessions keep: they have another one from the next round on."""
+        """The number that sessions keep; another one counts from the round after the next."""
         if self._hold is None or self._launched - self._hold.launched < WEIGH_EVERY:
             return
         keeping = [session for session in self.running if session.decoder.keeps_branches]
         if not keeping:
             return
-        offers = {s: s.decoder.usual_offer(_plan(s).rows.shape[1]) for s in keeping}
-        others = [s for s in self.running if s not in offers and s.decoder.offer is None]
-        self._hold = None
-        choice = self._weigh(offers, others)
-        for session, number in choice.branches.items():
-            if choice.held:
-                session.decoder.keep(number, choice.rounds)
-            else:
-                session.decoder.release()
+        offers: dict[Session, Offer] = {}
+        for session in self.running:
+            decoder = session.decoder
+            if decoder.leaves_branches_open:
+                offers[session] = decoder.offer or decoder.usual_offer()
+        others = [session for session in self.running if session not in offers]
+        weighed = self._weigh(offers, others)
+        if not weighed.are_kept:
+            self._drop_hold()
+            return
+        number = self._keep(weighed)
+        for session in keeping:
+            session.decoder.keep(number, HOLD_ROUNDS)
 
     def _choose_branches(self, sessions: list[Session]) -> Choice:
         """Of all sessions that leave their number open, in one budget.
@@ -254,12 +268,17 @@ class Scheduler(Engine):
         offers = {session: offer for session, offer in found if offer is not None}
         if not offers:
             return Choice({})
-        kept = {session: self._kept_number(session) for session in offers}
-        if None not in kept.values():
-            return Choice(cast("dict[Session, int]", kept), HOLD_ROUNDS, held=True)
-        return self._weigh(offers, [session for session, offer in found if offer is None])
+        number = self._kept_number()
+        if number is None:
+            weighed = self._weigh(offers, [session for session, offer in found if offer is None])
+            if not weighed.are_kept:
+                self._drop_hold()
+                chosen = weighed.budget.allocate(weighed.offers, weighed.pace, weighed.rest)
+                return Choice(dict(zip(offers, chosen, strict=True)))
+            number = self._keep(weighed)
+        return Choice(dict.fromkeys(offers, number), HOLD_ROUNDS, held=True)
 
-    def _weigh(self, offers: Mapping[Session, Offer], others: Sequence[Session]) -> Choice:
+    def _weigh(self, offers: Mapping[Session, Offer], others: Sequence[Session]) -> Weighed:
         """others: sessions of such a round whose number is no choice."""
         anchors = sum(offer.row_length for offer in offers.values())
         branches: list[int] = []  # of the others
@@ -268,39 +287,38 @@ class Scheduler(Engine):
             plan = _plan(session)
             branches.append(len(plan.rows) - 1)
             forwarded += self.runner.cost(plan)
-            anchors += plan.rows.shape[1]
+            anchors += session.decoder.row_length
             tokens += session.decoder.usual_tokens
         first = next(iter(offers))
         cost = self.cost = first.decoder.cost  # one for all: sessions of one model
         if self._budget is None or self._budget.cost != cost:
             self._budget = RowBudget(cost)
         # A session that is alone has its own pace: what ran before it is no matter.
-        alone = len(self.running) == 1
-        pace = first.decoder.pace if alone else self._pace
+        pace = first.decoder.pace if len(self.running) == 1 else self._pace
         rest = NO_OTHERS
         if others:
             rest = Rest(len(others), forwarded, tokens, cost.host_of_all(branches))
-        count = len(offers) + len(others)
-        if cost.host_share(anchors, [0] * count) < HOLD_FROM_SHARE:
-            self._hold = None
-            chosen = self._budget.allocate(list(offers.values()), pace, rest)
-            return Choice(dict(zip(offers, chosen, strict=True)))
-        number = self._budget.number_for_all(list(offers.values()), pace, rest)
-        numbers = {} if alone else {session.config.accept: number for session in offers}
-        if self._hold is None or alone or self._launched - self._hold.launched >= HOLD_ROUNDS:
-            self._hold = Hold(self._launched, len(self.running), numbers)
-        else:  # others accept otherwise, and keep theirs
-            self._hold = replace(self._hold, branches={**self._hold.branches, **numbers})
-        return Choice(dict.fromkeys(offers, number), HOLD_ROUNDS, held=True)
+        share = cost.host_share(anchors, [0] * (len(offers) + len(others)))
+        found = list(offers.values())
+        return Weighed(self._budget, found, pace, rest, are_kept=share >= HOLD_FROM_SHARE)
 
-    def _kept_number(self, session: Session) -> int | None:
-        """What the others have; None: it has to be weighed."""
+    def _keep(self, weighed: Weighed) -> int:
+        """The number for all sessions, from now on."""
+        number = weighed.budget.number_for_all(weighed.offers, weighed.pace, weighed.rest)
+        count = len(self.running)
+        self._hold = Hold(self._launched, count, None if count == 1 else number)
+        return number
+
+    def _kept_number(self) -> int | None:
+        """What sessions have that need not be weighed; None: they have to."""
         hold = self._hold
         if hold is None or self._launched - hold.launched >= HOLD_ROUNDS:
             return None
-        return hold.branches.get(session.config.accept)
+        return hold.branches
 
     def _admit(self) -> None:
+        if not self.running:
+            self._hold = None  # those who kept it have gone
         new: list[Session] = []
         while self.waiting and len(self.running) + len(new) < self.max_running:
             if not self._open(self.waiting[0]):
@@ -310,8 +328,8 @@ class Scheduler(Engine):
             raise CapacityError("no capacity in the KV cache: other requests hold it")
         # New ones go first, in their order: their first round is what their users wait for.
         self.running.extendleft(reversed(new))
+        number = self._kept_number()
         for session in new:
-            number = self._kept_number(session)
             if number is not None and session.decoder.leaves_branches_open:
                 session.decoder.take(number, HOLD_ROUNDS, held=True)
 

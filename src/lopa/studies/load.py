@@ -259,7 +259,7 @@ def _figures(samples: Sequence[Sample]) -> Findings:
 def speeds(runs: Mapping[str, Sequence[Sequence[Sample]]], together: int) -> dict[str, float]:
     """Tokens per second by setting. runs: of each setting, as many.
 
-    A turn is the same problems with every setting, one behind the other. The mean speed of a turn
+    A turn is the same problems with every setting. The mean speed of a turn
     is that of the machine at the time: what counts of a setting is the median over turns of its
     speed over that. The mean over turns makes tokens per second of it. Means are geometric.
     """
