@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,37 +76,44 @@ class SlowingMachine:
     def engine(self, **_: Any) -> Any:
         return SlowingEngine(self)
 
-    def session(self, prompt: str, config: float, cost: None) -> float:
-        return config
+    def session(self, prompt: str, config: float, cost: None) -> Any:
+        brought = SimpleNamespace(brought=200 // self.rounds[config])  # 200 tokens in all
+        return SlowingSession(config, brought)
+
+
+@dataclass(frozen=True, eq=False)
+class SlowingSession:
+    seconds: float
+    decoder: SimpleNamespace
 
 
 class SlowingEngine:
     def __init__(self, machine: SlowingMachine) -> None:
-        self.machine, self.overlap, self.left, self.seconds = machine, False, 0, 0.0
+        self.machine, self.overlap, self.left = machine, False, 0
 
     @property
     def busy(self) -> bool:
         return self.left > 0
 
-    def add(self, seconds: float) -> None:
-        self.left, self.seconds = self.machine.rounds[seconds], seconds
+    def add(self, session: SlowingSession) -> None:
+        self.left, self.session = self.machine.rounds[session.seconds], session
 
     def step(self) -> list[Any]:
         machine = self.machine
         self.left -= 1
-        machine.now += self.seconds * (1.0 + 0.2 * machine.now)
-        return [(self.seconds, SimpleNamespace(output=None if self.left else "answer"))]
+        machine.now += self.session.seconds * (1.0 + 0.2 * machine.now)
+        return [(self.session, SimpleNamespace(output=None if self.left else "answer"))]
 
 
 @pytest.mark.parametrize(("is_async", "alike"), [(False, True), (True, False)])
 def test_settings_take_turns_on_a_machine_that_slows_down(
     is_async: bool, alike: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two that take the same time in all: round by round they do, one after the other not."""
-    machine = SlowingMachine({0.01: 200, 0.04: 50}, is_async)
+    """One takes twice the time of the other: round by round it does, one after the other not."""
+    machine = SlowingMachine({0.01: 200, 0.04: 100}, is_async)
     monkeypatch.setattr(load, "time", machine)
     monkeypatch.setattr(load, "make_sample", lambda *_, elapsed: SimpleNamespace(elapsed=elapsed))
     found: Any = load._take_turns(machine, ["a"], {"short": 0.01, "long": 0.04}, 1)  # type: ignore[arg-type, dict-item]
     (short,), (long,) = found["short"], found["long"]
-    assert (0.95 < short.elapsed / long.elapsed < 1.05) == alike
+    assert (1.9 < long.elapsed / short.elapsed < 2.1) == alike
     assert short.elapsed + long.elapsed == pytest.approx(machine.now)

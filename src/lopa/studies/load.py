@@ -4,8 +4,8 @@ So many answers are asked for at a time, of which the engine runs as many as it 
 Timed on this machine, some problems at a time, three times over. The settings take turns, and what
 counts is the median of a setting's speed over the mean speed of its turn: a disturbance that lasts
 meets all of them. Where the runner is not asynchronous they take turns round by round, and the
-setting that has had the least time goes next. Or, with costs of rounds given, simulated: the model
-decodes, and a round takes what it costs on the given device.
+setting that has decoded the fewest tokens goes next. Or, with costs of rounds given, simulated: the
+model decodes, and a round takes what it costs on the given device.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _take_turns(
     runs = {setting: Run(llm, prompts, config, at_once) for setting, config in configs.items()}
     with gc_frozen.frozen():
         while busy := [run for run in runs.values() if run.engine.busy]:
-            min(busy, key=lambda run: run.clock).step()
+            min(busy, key=lambda run: run.tokens).step()
     return {setting: run.samples for setting, run in runs.items()}
 
 
@@ -148,6 +148,7 @@ class Run:
         self.engine.overlap = self.engine.overlap and cost is None
         self.samples: list[Sample] = []
         self.clock = 0.0  # seconds of the rounds so far
+        self.tokens = 0  # that they have brought
         self._last = 0.0  # when a sample was ready
         self._numbers: dict[Session, int] = {}
         for number, prompt in enumerate(prompts):
@@ -163,6 +164,7 @@ class Run:
         else:
             self.clock = before + _seconds(self.cost, events)
         for session, event in events:
+            self.tokens += session.decoder.brought
             if event.output is not None:
                 elapsed, self._last = self.clock - self._last, self.clock
                 number = self._numbers[session]
