@@ -90,7 +90,7 @@ for part in $parts; do
         ;;
     load) # timed: alone on the machine
         for task in words functions; do
-            measure load_$task.txt "${lopa[@]}" study load --task $task --dtype bfloat16 --limit 256 \
+            measure load_$task.txt "${lopa[@]}" study load --task $task --dtype bfloat16 --limit 96 \
                 --seed 61 --out "$out/$task-load"
         done
         ;;

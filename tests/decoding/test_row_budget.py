@@ -223,6 +223,17 @@ def test_a_number_for_all_goes_by_usual_rounds_and_by_the_pace() -> None:
     assert numbers[0] > numbers[-1]
 
 
+def test_sessions_that_begin_have_what_they_would_keep() -> None:
+    """Where the host takes long, the number for all; elsewhere what each has of its candidates."""
+    rich = concave_steps(AUTO_BRANCHES, (0.0, 2.0, 4.0, 7.0, 8.0))
+    offers = [Offer(64, 2.0, NO_STEPS, usual_steps=rich)] * 3
+    quick, slow = RoundCost(((64, 1.0),), (0.01,) * 5), RoundCost(((64, 1.0),), (0.1,) * 5)
+    assert not RowBudget(quick).are_kept(192, 3)
+    assert RowBudget(slow).are_kept(192, 3)
+    assert RowBudget(quick).first_numbers(offers) == [0, 0, 0]
+    assert RowBudget(slow).first_numbers(offers) == [15, 15, 15]
+
+
 def test_steps_have_falling_gains_per_branch() -> None:
     steps = concave_steps((0, 1, 3, 7, 15), (0.0, 1.0, 4.0, 5.0, 5.0))
     assert steps.each == (

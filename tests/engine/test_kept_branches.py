@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lopa import LLM, DecodeConfig
+from lopa.decoding import row_budget
 from lopa.decoding.round_cost import RoundCost
 from lopa.decoding.row_budget import RowBudget
 from lopa.engine import scheduler
@@ -222,7 +223,7 @@ def test_where_the_device_is_what_takes_long_by_now_nothing_is_kept(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, weighed: list[int]
 ) -> None:
     engine = running(llm, 2, 3)
-    monkeypatch.setattr(scheduler, "HOLD_FROM_SHARE", 1e9)
+    monkeypatch.setattr(row_budget, "KEEP_FROM_SHARE", 1e9)
     for _ in range(2 * scheduler.WEIGH_EVERY):
         engine.step()
     engine.close()

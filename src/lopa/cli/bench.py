@@ -126,8 +126,9 @@ def bench_cost(
 ) -> None:
     """Measure what rounds cost, which `--branches auto` goes by; `--round-cost FILE` gives it.
 
-    Points are (tokens of a round, ms); every session adds the host's part, by its branches.
-    It is also kept in the cache folder, in place of what was measured before.
+    Points are (tokens of a round, ms on the device). The host adds its part of every round and of
+    every session, by its branches. It is also kept in the cache folder, in place of what was
+    measured before.
     """
     if out is not None:
         check_writable(out, "the cost")
@@ -145,6 +146,7 @@ def bench_cost(
         return
     print(f"{environment_line(llm)}")
     print_table(("tokens", "ms"), [(str(t), f"{1e3 * s:.2f}") for t, s in cost.points])
+    print(f"\nof every round on the host, ms: {1e3 * cost.every_round:.2f}")
     each = (f"{1e3 * seconds:.2f}" for seconds in (*cost.host, cost.records))
     heads = (*(f"k = {k}" for k in AUTO_BRANCHES), "records")
     print("\nof a session on the host, ms:")

@@ -89,10 +89,10 @@ def _rounds(cost: RoundCost) -> dict[str, Any]:
     from lopa.config import AUTO_BRANCHES, DecodeConfig
     from lopa.decoding.branch_budget import BranchBudget
     from lopa.decoding.round_cost import USUAL_ROW
-    from lopa.decoding.row_budget import Pace, RowBudget
+    from lopa.decoding.row_budget import RowBudget
 
     offer = BranchBudget(DecodeConfig().accept).offer(USUAL_ROW, AUTO_BRANCHES[-1], _SURE)
-    (branches,) = RowBudget(cost).allocate([offer], Pace())
+    (branches,) = RowBudget(cost).first_numbers([offer])
     tokens = offer.usual + offer.steps.gain_of(branches)
     seconds = cost((1 + branches) * USUAL_ROW, (branches,))
     return {

@@ -28,6 +28,9 @@ from lopa.decoding.round_cost import RoundCost
 
 PRIOR_ROUNDS = 3.0  # that what sessions usually bring counts for beside what they have brought
 PACE_DECAY = 0.95  # weight of a round against the one after it
+# Where the sessions' part of a round is at least this share of the rest of it, they keep their
+# number for several rounds: to weigh the candidates of each takes the host time, too.
+KEEP_FROM_SHARE = 0.25
 # Rows that rounds forward for each of AUTO_BRANCHES, where it is kept to the end: there an answer
 # has fewer masks than that.
 USUAL_ROWS = (0.0, 0.9, 2.7, 5.8, 10.0)
@@ -132,6 +135,17 @@ class RowBudget:
         taken = order[: (gained - rate * seconds).argmax()]  # of equals the fewest
         chosen = np.bincount(taken // _MOST_STEPS, steps[taken, _BRANCHES], count).astype(np.int64)
         return list(map(max, chosen.tolist(), least))
+
+    def are_kept(self, anchors: int, sessions: int) -> bool:
+        """Whether such sessions keep their number. anchors: tokens of their anchors."""
+        return self.cost.host_share(anchors, [0] * sessions) >= KEEP_FROM_SHARE
+
+    def first_numbers(self, offers: Sequence[Offer]) -> list[int]:
+        """Of sessions that run together, with nothing known of earlier rounds."""
+        count = len(offers)
+        if self.are_kept(sum(offer.row_length for offer in offers), count):
+            return [self.number_for_all(offers, Pace())] * count
+        return self.allocate(offers, Pace())
 
     def number_for_all(self, offers: Sequence[Offer], pace: Pace, rest: Rest = NO_OTHERS) -> int:
         """The number of branches of all offers, where it is kept for several rounds."""

@@ -29,10 +29,9 @@ from lopa.errors import CapacityError
 from lopa.runner.base import InFlight, Runner
 from lopa.types import Plan, Stats
 
-# Where the sessions' part of a round is at least this share of the rest of it, they keep their
-# number of branches for so many rounds, and it is weighed in one of so many, for all of them
-# together: to weigh the candidates of each takes the host time, too.
-HOLD_FROM_SHARE, HOLD_ROUNDS, WEIGH_EVERY = 0.25, 16, 4
+# Where sessions keep their number of branches: rounds that they have it for, and of how many it is
+# weighed in one, for all of them together
+HOLD_ROUNDS, WEIGH_EVERY = 16, 4
 
 
 class Hold(NamedTuple):
@@ -298,9 +297,8 @@ class Scheduler(Engine):
         rest = NO_OTHERS
         if others:
             rest = Rest(len(others), forwarded, tokens, cost.host_of_all(branches))
-        share = cost.host_share(anchors, [0] * (len(offers) + len(others)))
-        found = list(offers.values())
-        return Weighed(self._budget, found, pace, rest, are_kept=share >= HOLD_FROM_SHARE)
+        are_kept = self._budget.are_kept(anchors, len(offers) + len(others))
+        return Weighed(self._budget, list(offers.values()), pace, rest, are_kept)
 
     def _keep(self, weighed: Weighed) -> int:
         """The number for all sessions, from now on."""
