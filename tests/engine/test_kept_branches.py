@@ -137,6 +137,20 @@ def test_one_that_joins_another_is_weighed_with_it(llm: LLM, weighed: list[int])
         assert len(kept) == 1
 
 
+def test_one_that_is_decoded_again_has_the_branches_it_had(llm: LLM) -> None:
+    """And from then on those of the others, with whom it is weighed."""
+    engine = running(llm, 2, 3)
+    late = session(llm, 3, DEAR_HOST)
+    late.decoder.known_branches = (0, 2, 1, 2)
+    engine.add(late)
+    for _ in range(3 * scheduler.WEIGH_EVERY):
+        engine.step()
+    kept = {one.decoder._held for one in engine.running}
+    engine.close()
+    assert branches(late)[:4] == [0, 2, 1, 2]
+    assert len(kept) == 1
+
+
 def test_a_prompt_is_no_part_of_the_rows(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
 

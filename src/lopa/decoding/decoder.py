@@ -180,9 +180,8 @@ class Decoder:
 
     @property
     def leaves_branches_open(self) -> bool:
-        """Whether its rounds will offer candidates, from the first one on."""
-        is_open = self.budget is not None and self.config.objective == "speed"
-        return is_open and not self.known_branches
+        """Whether how many branches its rounds have is for others to choose."""
+        return self.budget is not None and self.config.objective == "speed"
 
     def take(self, branches: int, rounds: int = 1, *, held: bool = False) -> None:
         """Have so many branches, of those offered, in the next so many rounds.

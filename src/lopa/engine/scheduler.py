@@ -327,9 +327,9 @@ class Scheduler(Engine):
         # New ones go first, in their order: their first round is what their users wait for.
         self.running.extendleft(reversed(new))
         number = self._kept_number()
-        for session in new:
-            if number is not None and session.decoder.leaves_branches_open:
-                session.decoder.take(number, HOLD_ROUNDS, held=True)
+        for decoder in (session.decoder for session in new):
+            if number is not None and decoder.leaves_branches_open and not decoder.known_branches:
+                decoder.take(number, HOLD_ROUNDS, held=True)
 
     def _open(self, session: Session) -> bool:
         """Give a session a slot of the runner, and its cache if it goes on from elsewhere."""
