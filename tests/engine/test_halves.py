@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from lopa import LLM, DecodeConfig
+from lopa.decoding import row_budget
 from lopa.decoding.round_cost import RoundCost
+from lopa.decoding.row_budget import RowBudget
 from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
 from lopa.runner.backend_torch import PendingStats, TorchBackend
@@ -112,6 +114,37 @@ def test_the_tokens_are_those_of_one_at_a_time(llm: LLM, attention: str, token_b
     engine.runner.prefix_cache.clear()  # type: ignore[attr-defined]
     assert engine.runner.kv_pages is not None
     assert engine.runner.kv_pages[0] == 0  # nothing is held
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_kept_numbers_that_change_change_no_exact_answer(
+    llm: LLM, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions come and go, in halves, and the number is another one each time."""
+    chance = random.Random(seed)
+    monkeypatch.setattr(row_budget, "KEEP_FROM_SHARE", 0.0)
+    monkeypatch.setattr(RowBudget, "number_for_all", lambda *_: chance.choice((0, 1, 3, 7)))
+    plain = DecodeConfig(branches=0, max_new_tokens=24, block_size=8, threshold=0.3)
+    auto = plain.changed(branches="auto", accept="exact")
+    prompts = [[chance.randrange(1, 60) for _ in range(1 + i % 9)] for i in range(16)]
+    alone = [llm.generate(ids, plain).token_ids for ids in prompts]
+    engine = two_lanes(llm, EVEN, max_running=7)
+    sessions = [llm.session(ids, auto, cost=EVEN) for ids in prompts]
+    waiting, aborted = list(sessions), []
+    while waiting or engine.busy:
+        for session in waiting[: chance.randrange(4)]:
+            engine.add(session)
+            waiting.remove(session)
+        if engine.running and chance.random() < 0.1:
+            aborted.append(chance.choice(list(engine.running)))
+            engine.abort(aborted[-1])
+        engine.step()
+    tried = {len(one.branches) - 1 for session in sessions for one in session.trace.rounds}
+    assert len(tried) > 2
+    for session, expected in zip(sessions, alone, strict=True):
+        assert (session.output is None) == (session in aborted)
+        if session.output is not None:
+            assert session.output.token_ids == expected
 
 
 def test_an_aborted_session_leaves_the_others_as_they_are(llm: LLM) -> None:
