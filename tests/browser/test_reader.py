@@ -113,8 +113,8 @@ def test_several_lookaheads_and_a_refusal(open_page: OpenPage, tmp_path: Path) -
 
     # All tokens of the winner are its own, and the others of the round are fills.
     kinds = page.locator("#grid .cell.filled")
-    assert kinds.all_inner_texts() == list("abcdefgh")
-    assert page.locator("#grid .cell.lookahead").all_inner_texts() == list("abcd")
+    expect(kinds).to_have_text(list("abcdefgh"), use_inner_text=True)
+    expect(page.locator("#grid .cell.lookahead")).to_have_text(list("abcd"), use_inner_text=True)
 
     lanes = page.locator("#lanes .lane:visible:not(.heads)")
     texts = [" ".join(text.split()) for text in lanes.locator(".ahead").all_inner_texts()]
@@ -148,11 +148,11 @@ def test_several_lookaheads_and_a_refusal(open_page: OpenPage, tmp_path: Path) -
     )
     assert marks == [[0], [1], [0, 1, 2, 3], []]
     lanes.nth(2).hover()
-    assert page.locator("#grid .cell.pointed").all_inner_texts() == list("abcd")
+    expect(page.locator("#grid .cell.pointed")).to_have_text(list("abcd"), use_inner_text=True)
 
     # Before that round its masks show the drafts, each position once.
     page.locator("#step-back").click()
-    assert page.locator("#grid .cell.candidate").all_inner_texts() == list("abcd")
+    expect(page.locator("#grid .cell.candidate")).to_have_text(list("abcd"), use_inner_text=True)
     page.locator("#grid .cell.candidate").first.hover()
     expect(page.get_by_role("tooltip")).to_contain_text("2 of 3")
 
@@ -167,7 +167,7 @@ def test_the_grid_marks_the_drafts_that_are_tried(open_page: OpenPage, tmp_path:
     page.locator("#file").set_input_files(tmp_path / "auto.jsonl")
     expect(page.locator("#status")).to_contain_text("Finished")
     page.locator("#step-back").click()
-    assert page.locator("#grid .cell.candidate").all_inner_texts() == list("abcd")
+    expect(page.locator("#grid .cell.candidate")).to_have_text(list("abcd"), use_inner_text=True)
 
 
 def test_the_story_of_exact(open_page: OpenPage, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_merged_fills_are_of_their_own_kind(open_page: OpenPage, tmp_path: Path)
     page = open_page()
     page.locator("#file").set_input_files(tmp_path / "run.jsonl")
     expect(page.locator("#status")).to_contain_text("Finished")
-    assert page.locator("#grid .cell.merged").all_inner_texts() == list("ef")
+    expect(page.locator("#grid .cell.merged")).to_have_text(list("ef"), use_inner_text=True)
     expect(page.locator("#story")).to_contain_text("; 4 tokens filled (2 merged, 1 forced).")
     page.locator("#grid .cell.merged").first.hover()
     expect(page.get_by_role("tooltip")).to_contain_text("merged: other branches agree")
@@ -246,14 +246,14 @@ def test_an_edited_token_is_what_it_was_before(open_page: OpenPage, tmp_path: Pa
     page.locator("#file").set_input_files(tmp_path / "run.jsonl")
     expect(page.locator("#status")).to_contain_text("Finished")
     cells = page.locator("#grid .cell.filled")
-    assert cells.all_inner_texts() == list("ibcdefga")
-    assert page.locator("#grid .cell.edited").all_inner_texts() == list("ia")
+    expect(cells).to_have_text(list("ibcdefga"), use_inner_text=True)
+    expect(page.locator("#grid .cell.edited")).to_have_text(list("ia"), use_inner_text=True)
     expect(page.locator("#story")).to_contain_text("no token filled, 2 edited")
     page.locator("#grid .cell.edited").first.hover()
     expect(page.get_by_role("tooltip")).to_contain_text("edited: replaces a token")
     expect(page.get_by_role("tooltip")).to_contain_text("‘a’")
     page.locator("#step-back").click()
-    assert cells.all_inner_texts() == list("abcdefgh")
+    expect(cells).to_have_text(list("abcdefgh"), use_inner_text=True)
     assert page.locator("#grid .cell.edited").count() == 0
     page.locator("#step-back").click()
     assert cells.count() == 0

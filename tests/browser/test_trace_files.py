@@ -24,7 +24,7 @@ DROP = """async (text) => {
 
 
 def grid(page: Page) -> list[str]:
-    texts: list[str] = page.locator("#grid .cell").all_inner_texts()
+    texts: list[str] = page.locator("#grid .cell").all_text_contents()
     return texts
 
 
