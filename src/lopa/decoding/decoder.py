@@ -79,7 +79,8 @@ class Decoder:
         self._taken = NO_STEPS  # of an offer, by which the number of branches was chosen
         self._held, self._held_rounds = 0, 0  # branches, in so many rounds after the next
         self._is_held = False  # whether the next round's were kept
-        self._is_open = False  # whether no EOS is in view; for branches auto
+        # What the last round predicted for its winner, from the second round on; for branches auto
+        self._predicted: IntArray | None = None
         self._pace = Pace()
         # Of rounds that are not in it: tokens brought, the first position, where rows end
         self._unpaced: list[tuple[int, int, Sequence[int]]] = []
@@ -219,6 +220,13 @@ class Decoder:
         assert plan is not None
         length: int = plan.rows.shape[1]
         return length - max(0, self.prompt - plan.start)
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether no EOS is in view. The first forward shows too little to tell."""
+        if self._predicted is None or self.gaps or self.has_eos:
+            return False
+        return self.eos_ids.isdisjoint(self._predicted.tolist())
 
     def usual_offer(self) -> Offer:
         """What a usual round expects of branches, whatever the candidates of the next one are."""
@@ -360,10 +368,7 @@ class Decoder:
             own = fills.chosen[: frame.blocks[winner] * view.size]  # of the row's own blocks
             self.drafts = self._spawn(view, drafts, winner, own, frame.may_force[winner], most)
         if self.budget is not None:
-            # The first forward shows too little to tell.
-            self._is_open = self.round > 1 and not (
-                self.gaps or self.has_eos or view.is_eos[winner].any()
-            )
+            self._predicted = view.token[winner] if self.round > 1 else None
             if not held and self.drafts and self.finish is None:
                 self._offer = self.budget.offer(
                     following.length,

@@ -40,7 +40,7 @@ _COLUMNS = 5  # of a ranked step: see `_rank`
 _BRANCHES = 4  # the last of them
 _NO_STEP = (math.inf, 0.0, 0.0, 0.0, 0.0)  # ranks last
 _PACKED = struct.Struct(f"{_MOST_STEPS * _COLUMNS}d").pack
-_MOST_RANKED = 4096  # steps that are kept ranked
+_MOST_KEPT = 4096  # of steps ranked, of rounds
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # one by itself: what is made of it can be kept
@@ -105,6 +105,8 @@ class RowBudget:
         self.cost = cost
         # By the slope of the cost: what `_rank` made of steps and the tokens of a row
         self._ranked: dict[float, dict[tuple[Steps, int], bytes]] = defaultdict(dict)
+        # Seconds of usual rounds by AUTO_BRANCHES, of so many anchors' tokens and sessions
+        self._usual_seconds: dict[tuple[int, int, Rest], list[float]] = {}
 
     def allocate(
         self,
@@ -149,16 +151,27 @@ class RowBudget:
 
     def number_for_all(self, offers: Sequence[Offer], pace: Pace, rest: Rest = NO_OTHERS) -> int:
         """The number of branches of all offers, where it is kept for several rounds."""
-        cost, count = self.cost, len(offers)
         lengths, usual_tokens, _, _, usual_steps = zip(*offers, strict=True)
-        anchors, kinds = sum(lengths), Counter(usual_steps)  # few: most offer the same
-        found = []
-        for number, rows in zip(AUTO_BRANCHES, USUAL_ROWS, strict=True):
-            gained = sum(steps.gain_of(number) * of for steps, of in kinds.items())
-            host = rest.host + count * cost.host_of_one(rows)
-            tokens = rest.forwarded + anchors * (1.0 + rows)
-            found.append((number, gained, cost.of_round(tokens, host, count + rest.sessions)))
+        seconds = self._seconds_of_all(sum(lengths), len(offers), rest)
+        kinds = Counter(usual_steps)  # few: most offer the same
+        each = [[of * gain for gain in _gains(steps)] for steps, of in kinds.items()]
+        gained = map(sum, zip(*each, strict=True))
+        found = list(zip(AUTO_BRANCHES, gained, seconds, strict=True))
         return _best(found, rest.tokens + sum(usual_tokens), pace)
+
+    def _seconds_of_all(self, anchors: int, count: int, rest: Rest) -> list[float]:
+        """Of usual rounds, by AUTO_BRANCHES, kept: sizes are few."""
+        cost, kept = self.cost, self._usual_seconds
+        found = kept.get((anchors, count, rest))
+        if found is None:
+            if len(kept) >= _MOST_KEPT:
+                kept.clear()
+            found = kept[anchors, count, rest] = []
+            for rows in USUAL_ROWS:
+                host = rest.host + count * cost.host_of_one(rows)
+                tokens = rest.forwarded + anchors * (1.0 + rows)
+                found.append(cost.of_round(tokens, host, count + rest.sessions))
+        return found
 
     def _allocate_one(self, offer: Offer, pace: Pace, rest: Rest) -> int:
         """The same for a single offer, whose steps have an order: without arrays."""
@@ -180,7 +193,7 @@ class RowBudget:
     ) -> list[bytes]:
         """`_rank` of each session's steps; sessions offer the same ones for several rounds."""
         kept = self._ranked[slope]
-        if len(kept) > _MOST_RANKED:
+        if len(kept) > _MOST_KEPT:
             kept.clear()
         keys = list(zip(steps, lengths, strict=True))
         found = list(map(kept.get, keys))
@@ -235,7 +248,13 @@ def _rank(steps: Steps, row_length: int, slope: float, host: Sequence[float]) ->
     return _PACKED(*found)
 
 
-@lru_cache(maxsize=4096)  # a session's gains are the same for several rounds
+@lru_cache(maxsize=_MOST_KEPT)
+def _gains(steps: Steps) -> tuple[float, ...]:
+    """By AUTO_BRANCHES."""
+    return tuple(map(steps.gain_of, AUTO_BRANCHES))
+
+
+@lru_cache(maxsize=_MOST_KEPT)  # a session's gains are the same for several rounds
 def concave_steps(choices: tuple[int, ...], gains: tuple[float, ...], share: float = 1.0) -> Steps:
     """Steps from one choice to the next, with falling gains per branch.
 
