@@ -13,6 +13,7 @@ from serving_support import Server
 from lopa.bench.serve_load import (
     Answer,
     Endpoint,
+    Offered,
     arrivals,
     offer,
     percentiles,
@@ -45,16 +46,20 @@ def test_what_was_refused_or_failed_is_not_answered() -> None:
         Answer(status=0, error="reset"),
         Answer(status=200, error="broke off", seconds=9.0),
     ]
-    load = summarise(2.0, answers, 2.0)
+    load = summarise([Offered(2.0, answers, 2.0)])
     assert (load.completed, load.refused, load.failed) == (1, 1, 2)
     assert (load.latency["p99"], load.tokens_per_second) == (1.0, 2.5)
+    quick = Offered(2.0, [Answer(status=200, seconds=0.5, tokens=4)] * 2, 1.0)
+    load = summarise([Offered(2.0, answers, 2.0), quick])  # of two runs
+    assert (load.offered, load.requests, load.completed, load.seconds) == (2.0, 6, 3, 3.0)
+    assert (load.latency["p50"], load.tokens_per_second) == (0.5, 13 / 3)
 
 
 def test_an_endpoint_under_load(server: Server) -> None:
     endpoint = Endpoint(
         url=f"{server.url}/v1", model="bytes", chat=True, body={"max_tokens": 8, "branches": 1}
     )
-    (load,) = asyncio.run(offer(endpoint, ["Hello", "You"], rates=[10], seconds=1, seed=0))
+    load = summarise(asyncio.run(offer(endpoint, ["Hello", "You"], rates=[10], seconds=1, seed=0)))
     assert load.requests == load.completed > 3
     assert load.tokens_per_second * load.seconds == pytest.approx(8 * load.completed)
     assert 0 < load.first_text["p50"] <= load.latency["p50"] <= load.latency["p99"]
@@ -66,7 +71,8 @@ def test_an_endpoint_under_load(server: Server) -> None:
 def test_a_ramp_is_one_run(server: Server) -> None:
     endpoint = Endpoint(url=f"{server.url}/v1", model="bytes", body={"max_tokens": 8})
     asked = endpoint.with_fields(branches="auto", objective="tpf")
-    loads = asyncio.run(offer(asked, ["Hello"], rates=[4, 16, 4], seconds=0.5, seed=0))
+    steps = asyncio.run(offer(asked, ["Hello"], rates=[4, 16, 4], seconds=0.5, seed=0))
+    loads = [summarise([step]) for step in steps]
     assert [load.offered for load in loads] == [4, 16, 4]
     due = [arrivals(rate, 0.5, seed) for seed, rate in enumerate((4, 16, 4))]
     assert [load.requests for load in loads] == [len(times) for times in due]
@@ -83,12 +89,15 @@ def test_the_command(server: Server, capsys: pytest.CaptureFixture[str], tmp_pat
     assert found["loads"][0]["offered"] == 4.0
     assert main([*url, *short, "--rates", "2,4"]) == 0
     assert "first text" in capsys.readouterr().out
-    compare = ["--ramp", "--rates", "2,4", "--branches", "auto,1"]
+    compare = ["--ramp", "--rates", "2,4", "--branches", "auto,1", "--runs", "2"]
     picture = ["--picture", str(tmp_path / "ramp.png")]
     assert main([*url, *short, *compare, *picture, "--json"]) == 0
     loads = json.loads(capsys.readouterr().out)["loads"]
     assert [load["offered"] for load in loads] == [2, 4, 2] * 2
     assert [load["asked"] for load in loads] == ["auto"] * 3 + ["1"] * 3
+    requests = [load["requests"] for load in loads]  # the same arrivals for both numbers
+    assert requests[:3] == requests[3:]
+    assert min(requests) >= 2  # in two runs
     assert (tmp_path / "ramp.png").stat().st_size > 5000
     for wrong in (["--branches", "x"], ["--rates", "x"], ["--rates", "-1"], ["--body", "[]"]):
         assert main([*url, *wrong]) == 2
@@ -98,9 +107,7 @@ def test_the_command(server: Server, capsys: pytest.CaptureFixture[str], tmp_pat
 
 def test_the_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    loads = [
-        summarise(rate, [Answer(status=200, first_text=0.1, seconds=rate, tokens=5)], 1.0)
-        for rate in (1.0, 2.0)
-    ]
+    answers = [Answer(status=200, first_text=0.1, seconds=1.0, tokens=5)]
+    loads = [summarise([Offered(rate, answers, 1.0)]) for rate in (1.0, 2.0)]
     plot_load(loads, str(tmp_path / "load.png"))
     assert (tmp_path / "load.png").stat().st_size > 5000

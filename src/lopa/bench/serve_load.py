@@ -37,6 +37,10 @@ class Endpoint:
     def with_fields(self, **more: Any) -> Endpoint:
         return replace(self, body={**self.body, **more})
 
+    def with_branches(self, number: int | str | None) -> Endpoint:
+        """None: the endpoint's own number."""
+        return self if number is None else self.with_fields(branches=number)
+
     @property
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
@@ -59,8 +63,17 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Offered:
+    """One rate for some time, and the answers to its requests."""
+
+    rate: float  # requests per second
+    answers: list[Answer]
+    seconds: float  # until the last answer
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
-    """One offered load and what came of it."""
+    """One offered load and what came of it, in one run or several."""
 
     offered: float  # requests per second
     requests: int
@@ -68,7 +81,7 @@ class Load:
     refused: int  # 429 and 503
     failed: int
     server_errors: int  # of status 500 and above
-    seconds: float  # until the last answer
+    seconds: float  # until the last answer of each run
     requests_per_second: float  # completed
     tokens_per_second: float
     latency: dict[str, float]  # percentile → seconds, of the completed
@@ -97,7 +110,7 @@ async def offer(
     rates: Sequence[float],
     seconds: float,
     seed: int,
-) -> list[Load]:
+) -> list[Offered]:
     """Offer so many requests per second for so long each, and wait for the last answer.
 
     One rate follows the other without a break: what is left of an overload meets the next.
@@ -122,7 +135,7 @@ async def offer(
             ended[step] = time.perf_counter() - began - step * seconds
 
         await asyncio.gather(*(one(number, *each) for number, each in enumerate(due)))
-    return [summarise(*each) for each in zip(rates, answers, ended, strict=True)]
+    return [Offered(*each) for each in zip(rates, answers, ended, strict=True)]
 
 
 def arrivals(rate: float, seconds: float, seed: int) -> list[float]:
@@ -134,11 +147,14 @@ def arrivals(rate: float, seconds: float, seed: int) -> list[float]:
     return times[:-1] or times
 
 
-def summarise(rate: float, answers: Sequence[Answer], seconds: float) -> Load:
+def summarise(runs: Sequence[Offered]) -> Load:
+    """Of one rate, in one run or several."""
+    answers = [answer for run in runs for answer in run.answers]
+    seconds = sum(run.seconds for run in runs)
     done = [answer for answer in answers if answer.complete]
     refused = sum(answer.status in (429, 503) for answer in answers)
     return Load(
-        offered=rate,
+        offered=runs[0].rate,
         requests=len(answers),
         completed=len(done),
         refused=refused,

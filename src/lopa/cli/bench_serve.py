@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,7 @@ from lopa.cli.terminal import print_table
 from lopa.errors import ConfigError, LopaError
 
 if TYPE_CHECKING:
-    from lopa.bench.serve_load import Load
+    from lopa.bench.serve_load import Load, Offered
 
 
 def bench_serve(
@@ -37,6 +38,10 @@ def bench_serve(
             help="Compare numbers of branches, such as auto,0,7 (default: the endpoint's own).",
         ),
     ] = None,
+    runs: Annotated[
+        int,
+        typer.Option(min=1, help="Do it all so many times; another number begins each time."),
+    ] = 1,
     model: Annotated[
         str | None, typer.Option(help="Model name (default: the first that is served).")
     ] = None,
@@ -56,7 +61,7 @@ def bench_serve(
     """Send requests to an endpoint at given rates, whether or not it keeps up.
 
     Arrivals are a Poisson process; times count from when a request was due. Latency and time to
-    first text are percentiles over completed requests.
+    first text are percentiles over completed requests, of all runs together.
     """
     offered, more = _rates(rates), _fields(body)
     compared = [None] if branches is None else _branches(branches)
@@ -73,6 +78,7 @@ def bench_serve(
             offer,
             plot_comparison,
             plot_load,
+            summarise,
         )
     except ImportError as error:
         raise LopaError(f"this needs {error.name}: pip install 'lopa[serve]'") from None
@@ -84,16 +90,24 @@ def bench_serve(
         chat=chat,
         body={"max_tokens": max_tokens, **more},
     )
-    runs = [[*offered, *offered[-2::-1]]] if ramp else [[rate] for rate in offered]
-    found: dict[str, list[Load]] = {}
-    for number in compared:
-        asked = endpoint if number is None else endpoint.with_fields(branches=number)
-        loads = found["" if number is None else str(number)] = []
-        for run in runs:
-            named = " ".join(f"{rate:g}" for rate in run)
-            with Progress(f"{named} requests/s" + ("" if number is None else f", k={number}")):
-                load = offer(asked, prompts, rates=run, seconds=seconds, seed=seed)
-                loads += asyncio.run(load)
+    ramps = [[*offered, *offered[-2::-1]]] if ramp else [[rate] for rate in offered]
+    asked = {_name(number): endpoint.with_branches(number) for number in compared}
+    answers: dict[str, list[list[Offered]]] = {name: [] for name in asked}
+    for run in range(runs):
+        turn = deque(asked.items())
+        turn.rotate(-run)
+        for name, one in turn:
+            done: list[Offered] = []
+            for steps in ramps:
+                title = " ".join(f"{rate:g}" for rate in steps) + " requests/s"
+                new = seed + run * len(steps)  # arrivals: the same for all numbers
+                with Progress(title + (f", k={name}" if name else "")):
+                    done += asyncio.run(offer(one, prompts, rates=steps, seconds=seconds, seed=new))
+            answers[name].append(done)
+    found = {
+        name: [summarise(same) for same in zip(*of_runs, strict=True)]
+        for name, of_runs in answers.items()
+    }
     if picture is not None:
         try:
             if branches is None:
@@ -119,6 +133,10 @@ def bench_serve(
         print_table((*heads, "branches"), [row[1:] for row in rows])
     else:
         print_table(("asked", *heads, "branches"), rows)
+
+
+def _name(number: int | str | None) -> str:
+    return "" if number is None else str(number)
 
 
 def _row(load: Load) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from lopa.studies.study import Findings, Setting, Study, Table
 AT_ONCE = (1, 2, 4, 8, 16, 32, 64, 128)
 SETTINGS = (*map(str, AUTO_BRANCHES), "auto")
 RUNS = 3  # of each setting, when it is timed
-LEAST_TOGETHER = 64  # problems that are timed with a setting in one go
+LEAST_TOGETHER = 16  # problems that are timed with a setting in one go
 QUEUED = 4  # at least so many for each that the engine runs: few of them are decoded alone
 
 
