@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import exp, log
 from statistics import fmean, median
 from typing import Any
@@ -35,6 +36,8 @@ SETTINGS = (*map(str, AUTO_BRANCHES), "auto")
 RUNS = 3  # of each setting, when it is timed
 LEAST_TOGETHER = 16  # problems that are timed with a setting in one go
 QUEUED = 4  # at least so many for each that the engine runs: few of them are decoded alone
+# Every load and run finds the same answers again, and to run one of `functions` takes 20 ms.
+_score = lru_cache(maxsize=1 << 16)(score)
 
 
 def run(study: Study) -> Findings:
@@ -86,12 +89,13 @@ def _timed(
             decode(llm, prompts, config, at_once)  # graphs of all sizes are made
             warm.add((at_once, setting))
     size = _together(at_once)
-    for first in range(0, count, size):
-        turn = deque(configs.items())
-        turn.rotate(-number - first // size)  # another one begins each time
-        some = prompts[first : first + size]
-        for setting, samples in _take_turns(llm, some, dict(turn), at_once).items():
-            found[setting] += [replace(s, problem=s.problem + first) for s in samples]
+    with gc_frozen.frozen():
+        for first in range(0, count, size):
+            turn = deque(configs.items())
+            turn.rotate(-number - first // size)  # another one begins each time
+            some = prompts[first : first + size]
+            for setting, samples in _take_turns(llm, some, dict(turn), at_once).items():
+                found[setting] += [replace(s, problem=s.problem + first) for s in samples]
     return {
         setting: _keep(study, keys[setting], samples) if setting in missing else samples
         for setting, samples in found.items()
@@ -103,15 +107,10 @@ def _take_turns(
 ) -> dict[str, list[Sample]]:
     """Every setting, timed: one after the other, or round by round."""
     if llm.runner.is_async:  # the next round is in flight: another setting would wait for it
-        found = {}
-        for setting, config in configs.items():
-            with gc_frozen.frozen():
-                found[setting] = decode(llm, prompts, config, at_once)
-        return found
+        return {s: decode(llm, prompts, config, at_once) for s, config in configs.items()}
     runs = {setting: Run(llm, prompts, config, at_once) for setting, config in configs.items()}
-    with gc_frozen.frozen():
-        while busy := [run for run in runs.values() if run.engine.busy]:
-            min(busy, key=lambda run: run.tokens).step()
+    while busy := [run for run in runs.values() if run.engine.busy]:
+        min(busy, key=lambda run: run.tokens).step()
     return {setting: run.samples for setting, run in runs.items()}
 
 
@@ -122,7 +121,7 @@ def _together(at_once: int) -> int:
 
 def _keep(study: Study, key: str, samples: list[Sample]) -> list[Sample]:
     scored = [
-        replace(s, setting=key, correct=score(study.problems[s.problem], s.text)) for s in samples
+        replace(s, setting=key, correct=_score(study.problems[s.problem], s.text)) for s in samples
     ]
     study.file.add(scored)
     return scored
