@@ -73,7 +73,7 @@ def main() -> None:
                 print(*line, end=" ", flush=True)
                 for trial in trials:
                     _set(trial)
-                    speed = _speed(load.decode(llm, prompts, config, at_once, cost))
+                    speed = _speed(load.simulate(llm, prompts, config, at_once, cost))
                     line.append(f"{speed / best:.3f}")
                     print(line[-1], end=" ", flush=True)
                 print()

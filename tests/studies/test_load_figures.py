@@ -65,10 +65,9 @@ def test_figures_of_some_answers() -> None:
 class SlowingMachine:
     """A clock, and an LLM whose rounds take ever longer. config: seconds of its rounds at first."""
 
-    def __init__(self, rounds: dict[float, int], is_async: bool) -> None:
+    def __init__(self, rounds: dict[float, int]) -> None:
         self.now = 0.0
         self.rounds = rounds
-        self.runner = SimpleNamespace(is_async=is_async)
 
     def perf_counter(self) -> float:
         return self.now
@@ -105,15 +104,20 @@ class SlowingEngine:
         return [(self.session, SimpleNamespace(output=None if self.left else "answer"))]
 
 
-@pytest.mark.parametrize(("is_async", "alike"), [(False, True), (True, False)])
+@pytest.mark.parametrize("by_round", [True, False])
 def test_settings_take_turns_on_a_machine_that_slows_down(
-    is_async: bool, alike: bool, monkeypatch: pytest.MonkeyPatch
+    by_round: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One takes twice the time of the other: round by round it does, one after the other not."""
-    machine = SlowingMachine({0.01: 200, 0.04: 100}, is_async)
+    machine = SlowingMachine({0.01: 200, 0.04: 100})
     monkeypatch.setattr(load, "time", machine)
     monkeypatch.setattr(load, "make_sample", lambda *_, elapsed: SimpleNamespace(elapsed=elapsed))
-    found: Any = load._take_turns(machine, ["a"], {"short": 0.01, "long": 0.04}, 1)  # type: ignore[arg-type, dict-item]
-    (short,), (long,) = found["short"], found["long"]
-    assert (1.9 < long.elapsed / short.elapsed < 2.1) == alike
+    made_up: Any = machine
+    runs = {
+        name: load.Run(made_up, made_up.engine(), seconds, ["a"])
+        for name, seconds in (("short", 0.01), ("long", 0.04))
+    }
+    load._take_turns(runs, by_round=by_round)
+    (short,), (long,) = runs["short"].samples, runs["long"].samples
+    assert (1.9 < long.elapsed / short.elapsed < 2.1) == by_round
     assert short.elapsed + long.elapsed == pytest.approx(machine.now)

@@ -3,13 +3,15 @@
 So many answers are asked for at a time, of which the engine runs as many as it does by default.
 Timed on this machine, some problems at a time, three times over. The settings take turns, and what
 counts is the median of a setting's speed over the mean speed of its turn: a disturbance that lasts
-meets all of them. Where the runner is not asynchronous they take turns round by round, and the
-setting that has decoded the fewest tokens goes next. Or, with costs of rounds given, simulated: the
-model decodes, and a round takes what it costs on the given device.
+meets all of them. Each has one engine for all its turns, as a server has. Where the runner is not
+asynchronous they take turns round by round, and the setting that has decoded the fewest tokens goes
+next. Or, with costs of rounds given, simulated: the model decodes, and a round takes what it costs
+on the given device.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -25,6 +27,7 @@ from lopa.decoding.round_cost import RoundCost
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET
 from lopa.engine.llm import LLM
 from lopa.engine.output import Event
+from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
 from lopa.evaluation import plots
 from lopa.evaluation.sample import Sample, make_sample
@@ -48,9 +51,9 @@ def run(study: Study) -> Findings:
         return {"loads": [found for found in each if found is not None]}
     cost = study.model.round_cost  # measured before anything is timed
     found: dict[tuple[int, str], list[list[Sample]]] = {}
-    warm: set[tuple[int, str]] = set()  # loads and settings that have been decoded before
+    engines: dict[tuple[int, str], Scheduler] = {}  # by load and setting
     for done, (n, number) in enumerate([(n, number) for n in loads for number in range(RUNS)]):
-        for setting, samples in _timed(study, n, number, warm).items():
+        for setting, samples in _timed(study, n, number, engines).items():
             found.setdefault((n, setting), []).append(samples)
         study.progress(done + 1, RUNS * len(loads))
     compared = []
@@ -68,7 +71,7 @@ def _config(study: Study, setting: str) -> DecodeConfig:
 
 
 def _timed(
-    study: Study, at_once: int, number: int, warm: set[tuple[int, str]]
+    study: Study, at_once: int, number: int, engines: dict[tuple[int, str], Scheduler]
 ) -> dict[str, list[Sample]]:
     """A run of every setting, from the file, or decoded and timed.
 
@@ -83,35 +86,32 @@ def _timed(
         return found
     found |= {setting: [] for setting in missing}
     llm, prompts = study.model, [problem.prompt for problem in study.problems]
-    configs = {setting: _config(study, setting) for setting in missing}
-    for setting, config in configs.items():
-        if llm.runner.is_async and (at_once, setting) not in warm:
-            decode(llm, prompts, config, at_once)  # graphs of all sizes are made
-            warm.add((at_once, setting))
+    ways = {}
+    for setting in missing:
+        config, engine = _config(study, setting), engines.get((at_once, setting))
+        if engine is None:
+            engine = engines[at_once, setting] = _engine(llm, at_once)
+            if llm.runner.is_async:  # graphs of all sizes are made
+                _finish(Run(llm, engine, config, prompts))
+        ways[setting] = engine, config
     size = _together(at_once)
     with gc_frozen.frozen():
         for first in range(0, count, size):
-            turn = deque(configs.items())
-            turn.rotate(-number - first // size)  # another one begins each time
+            turn = list(ways.items())
+            random.Random(f"{at_once} {number} {first}").shuffle(turn)
             some = prompts[first : first + size]
-            for setting, samples in _take_turns(llm, some, dict(turn), at_once).items():
-                found[setting] += [replace(s, problem=s.problem + first) for s in samples]
+            runs = {setting: Run(llm, *way, some) for setting, way in turn}
+            _take_turns(runs, by_round=not llm.runner.is_async)
+            for setting, run in runs.items():
+                found[setting] += [replace(s, problem=s.problem + first) for s in run.samples]
     return {
         setting: _keep(study, keys[setting], samples) if setting in missing else samples
         for setting, samples in found.items()
     }
 
 
-def _take_turns(
-    llm: LLM, prompts: Sequence[str], configs: dict[str, DecodeConfig], at_once: int
-) -> dict[str, list[Sample]]:
-    """Every setting, timed: one after the other, or round by round."""
-    if llm.runner.is_async:  # the next round is in flight: another setting would wait for it
-        return {s: decode(llm, prompts, config, at_once) for s, config in configs.items()}
-    runs = {setting: Run(llm, prompts, config, at_once) for setting, config in configs.items()}
-    while busy := [run for run in runs.values() if run.engine.busy]:
-        min(busy, key=lambda run: run.tokens).step()
-    return {setting: run.samples for setting, run in runs.items()}
+def _engine(llm: LLM, at_once: int) -> Scheduler:
+    return llm.engine(max_running=min(at_once, MAX_RUNNING))
 
 
 def _together(at_once: int) -> int:
@@ -128,7 +128,7 @@ def _keep(study: Study, key: str, samples: list[Sample]) -> list[Sample]:
 
 
 class Run:
-    """Answers to some prompts with one setting, so many at once.
+    """Answers to some prompts with one setting.
 
     A sample has the seconds since the one before it was ready, by the time that its rounds took.
     """
@@ -136,15 +136,13 @@ class Run:
     def __init__(
         self,
         llm: LLM,
-        prompts: Sequence[str],
+        engine: Scheduler,  # that has nothing to do
         config: DecodeConfig,
-        at_once: int,
+        prompts: Sequence[str],
         cost: RoundCost | None = None,  # of a round, in place of the clock
     ) -> None:
         self.cost = cost
-        self.engine = llm.engine(max_running=min(at_once, MAX_RUNNING))
-        # A simulated round is of all sessions.
-        self.engine.overlap = self.engine.overlap and cost is None
+        self.engine = engine
         self.samples: list[Sample] = []
         self.clock = 0.0  # seconds of the rounds so far
         self.tokens = 0  # that they have brought
@@ -172,18 +170,29 @@ class Run:
             self.clock = before + time.perf_counter() - began
 
 
-def decode(
-    llm: LLM,
-    prompts: Sequence[str],
-    config: DecodeConfig,
-    at_once: int,
-    cost: RoundCost | None = None,
-) -> list[Sample]:
-    """The answers as they are ready. cost: of a round, in place of the clock."""
-    run = Run(llm, prompts, config, at_once, cost)
+def _take_turns(runs: Mapping[str, Run], *, by_round: bool) -> None:
+    """Every run to its end: one after the other, or round by round."""
+    if by_round:
+        while busy := [run for run in runs.values() if run.engine.busy]:
+            min(busy, key=lambda run: run.tokens).step()
+        return
+    for run in runs.values():  # the next round is in flight: another setting would wait for it
+        _finish(run)
+
+
+def _finish(run: Run) -> list[Sample]:
     while run.engine.busy:
         run.step()
     return run.samples
+
+
+def simulate(
+    llm: LLM, prompts: Sequence[str], config: DecodeConfig, at_once: int, cost: RoundCost
+) -> list[Sample]:
+    """The answers as they would be ready if rounds took what they cost."""
+    engine = _engine(llm, at_once)
+    engine.overlap = False  # a simulated round is of all sessions
+    return _finish(Run(llm, engine, config, prompts, cost))
 
 
 def _seconds(cost: RoundCost, events: list[tuple[Session, Event]]) -> float:
@@ -213,7 +222,7 @@ def _simulate(study: Study, name: str, cost: RoundCost, at_once: int) -> Finding
     }
     if len(samples) < len(study.problems):
         prompts = [problem.prompt for problem in study.problems]
-        samples = decode(study.model, prompts, _config(study, "auto"), at_once, cost)
+        samples = simulate(study.model, prompts, _config(study, "auto"), at_once, cost)
         samples = _keep(study, key, samples)
     return _compare(name, at_once, {**found, "auto": _figures(samples)})
 
