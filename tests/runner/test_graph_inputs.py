@@ -169,3 +169,14 @@ def test_a_warm_up_covers_every_size() -> None:
         assert graph_inputs.round_layers(tokens, rows, GROUP) in layers
         assert graph_inputs.HeadSizes(graph_inputs.round_head(wanted), False) in heads
     assert len(layers) + len(heads) < 40
+
+
+def test_a_warm_up_covers_many_sessions() -> None:
+    """Of rows of 32 tokens and more, as 32 sessions with 7 branches have."""
+    layers = set(common_sizes(8192, GROUP, most_rows=graph_inputs.ROWS[-1])[0])
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        rows = int(generator.integers(1, graph_inputs.ROWS[-1] + 1))
+        tokens = int(generator.integers(32 * rows, 8193))
+        assert graph_inputs.round_layers(tokens, rows, GROUP) in layers
+    assert len(layers) < 130

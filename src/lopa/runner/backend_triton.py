@@ -254,13 +254,13 @@ class TritonBackend(TorchBackend):
     # -- sizes --------------------------------------------------------------------------------
 
     def warm_up(self, tokens: int, progress: compilation.Progress | None = None) -> int:
-        """Capture the graphs of batches of up to so many tokens in 16 rows, without sampling."""
+        """Capture the graphs of batches of up to so many tokens, without sampling."""
         lane = self._lanes[0]
         if lane.graphs is None:
             return 0
         self.flush()
         self._ensure_staging(lane, graph_inputs.round_up(tokens))
-        layers, heads = common_sizes(tokens, self._group)
+        layers, heads = common_sizes(tokens, self._group, most_rows=graph_inputs.ROWS[-1])
         number = len(layers) + len(heads)
         show = progress or _show_nothing
         for done, sizes in enumerate(layers):

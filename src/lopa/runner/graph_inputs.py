@@ -26,6 +26,8 @@ from lopa.types import IntArray
 
 # Tokens are rounded up: up to so many to a multiple of so many. Behind the last it goes on so.
 PADDING = ((256, 32), (1024, 64), (16384, 256))
+# Rows are rounded up to one of these.
+ROWS = (16, 64, 256)
 # Pending writes in a graph, by its rows: two blocks of 32 and some slots where one request runs
 _WRITES_PER_ROW, _CARRIES_PER_ROW = 4, 1
 
@@ -104,7 +106,7 @@ def layer_sizes(batch: Batch, group: int, *, by_cudnn: bool = False) -> LayerSiz
 @lru_cache(maxsize=1024)  # looked up before every launch
 def round_layers(tokens: int, rows: int, group: int) -> LayerSizes:
     tokens = round_up(tokens)
-    rows = next(size for size in (16, 64, 256, tokens + 256) if rows <= size)
+    rows = next(size for size in (*ROWS, tokens + ROWS[-1]) if rows <= size)
     return LayerSizes(tokens, rows, most_tiles(tokens, rows, group))
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lopa.runner import graph_inputs
 from lopa.runner.graph_inputs import (
+    ROWS,
     HeadInputs,
     HeadSizes,
     HostLayerInputs,
@@ -24,6 +25,7 @@ from lopa.runner.graph_inputs import (
 from lopa.runner.graph_pieces import GraphPieces
 from lopa.types import IntArray
 
+_USUAL_BLOCK = 32  # tokens: shorter rows are rare
 _MOST_GRAPHS = 192  # sizes of the layers, and as many of the head
 
 RunLayers = Callable[[LayerInputs[Tensor]], None]
@@ -135,13 +137,22 @@ class GraphCache:
         return graph
 
 
-def common_sizes(tokens: int, group: int) -> tuple[list[LayerSizes], list[HeadSizes]]:
-    """Of all batches of up to so many tokens in up to 16 rows, without sampling.
+def common_sizes(
+    tokens: int, group: int, *, most_rows: int = ROWS[0]
+) -> tuple[list[LayerSizes], list[HeadSizes]]:
+    """Of all batches of up to so many tokens in up to so many rows, without sampling.
 
-    The largest first, so that the others reuse its memory.
+    More than the fewest rows are of a block each or longer. The largest first, so that the others
+    reuse its memory.
     """
     counts = range(tokens, 0, -1)
-    layers = {graph_inputs.round_layers(count, 1, group): None for count in counts}
+    fewest = [1, *(rows + 1 for rows in ROWS if rows < most_rows)]  # of each size of rows
+    layers = {
+        graph_inputs.round_layers(count, rows, group): None
+        for count in counts
+        for rows in fewest
+        if rows == 1 or count >= rows * _USUAL_BLOCK
+    }
     heads = {HeadSizes(graph_inputs.round_head(count), False): None for count in counts}
     return list(layers), list(heads)
 
