@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,14 +92,48 @@ def test_disturbed_turns_do_not_count() -> None:
     assert cost_measurement._calm(timed) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_a_further_session_adds(is_async: bool) -> None:
+    """In milliseconds: of a round 10, of a token 0.1, of a session 2.0, 0.2 and 0.1."""
+    forward, own, every_round, record = 2.0, 0.2, 0.5, 0.1
+    timed: list[Any] = []
+    for window, branches, sessions in cost_measurement.ROUND_SIZES[:6]:
+        tokens = window * (branches + 1) * sessions
+        host = every_round + own * sessions
+        whole = 10.0 + 0.1 * tokens + forward * sessions + host
+        timed.append(
+            SimpleNamespace(
+                tokens=tokens,
+                branches=branches,
+                sessions=sessions,
+                seconds=[1e-3 * whole] * 3,
+                host_seconds=[1e-3 * host] * 3,
+                record_seconds=[1e-3 * record * sessions] * 3,
+            )
+        )
+    runner: Any = SimpleNamespace(is_async=is_async, padding=(), lanes=1)
+    cost = cost_measurement._cost(timed, float, runner)
+    points = {tokens: 1e3 * seconds for tokens, seconds in cost.points}
+    records = cost_measurement.RECORD_GROWTH * record
+    assert 1e3 * cost.every_round == pytest.approx(every_round)
+    if is_async:  # all sequences in one kernel; records are made meanwhile
+        assert points[256] == pytest.approx(10 + 25.6 + forward)
+        assert (1e3 * cost.host[0], 1e3 * cost.records) == pytest.approx((own, records))
+    else:
+        assert points[256] == pytest.approx(10 + 25.6)
+        assert 1e3 * cost.host[0] == pytest.approx(own + records + forward)
+        eight = 10 + 51.2 + every_round + 8 * (own + records + forward)
+        assert 1e3 * cost(512, [0] * 8) == pytest.approx(eight)
+
+
 @pytest.mark.usefixtures("_few_turns")
 def test_an_asynchronous_runner_is_timed_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = cost_measurement.ROUND_SIZES
-    monkeypatch.setattr(cost_measurement, "ROUND_SIZES", (*sizes[:2], sizes[5]))
+    monkeypatch.setattr(cost_measurement, "ROUND_SIZES", (*sizes[:2], sizes[4]))
     llm = LLM("dummy:dream-tiny", device="cpu")
     step = make_eager(llm)
     points = cost_measurement.measure(llm.runner, llm.config, llm.decode_config).points
-    assert [t for t, _ in points] == [32, 64, 512]
+    assert [t for t, _ in points] == [32, 64, 256]
     # Of every turn one round was begun in the round before it, and was of use.
     assert step.finished >= (2 + cost_measurement.LEAST_TURNS) * len(points)
 

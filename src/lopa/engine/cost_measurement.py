@@ -1,12 +1,13 @@
 """What a round costs on this device, measured once: the budget of `branches="auto"` needs it.
 
 Whole rounds are timed, the decoder's own time included: of one session, for the numbers of branches
-that auto chooses from, and of several, which cost the host more. How much more a session with
-branches costs the host is not timed: rounds that are made to be alike agree on nothing, and what
-branches agree on is what takes the time. Where a round takes long the
-largest are left out, since on a slow device time grows with tokens evenly. An asynchronous runner
-is timed as it goes on from round to round of one answer: after a round of another size it takes
-longer. The measure belongs to the run, not to a request: it is taken once and kept.
+that auto chooses from, and of several, which cost the host more, and the forward, too, where it
+attends to one sequence after the other. How much more a session with branches costs the host is not
+timed: rounds that are made to be alike agree on nothing, and what branches agree on is what takes
+the time. Where a round takes long the largest are left out, since on a slow device time grows with
+tokens evenly. An asynchronous runner is timed as it goes on from round to round of one answer:
+after a round of another size it takes longer. The measure belongs to the run, not to a request: it
+is taken once and kept.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from lopa.types import Round
 
 # Tokens of a row, branches and sessions: one block of 32 as an answer begins, two as in the middle
 # of one. The fewest tokens first.
-WINDOW, SESSIONS = USUAL_ROW, 8
+WINDOW, SEVERAL, MANY = USUAL_ROW, 4, 8
 ROUND_SIZES = (
     (WINDOW // 2, 0, 1),
-    *((WINDOW, branches, 1) for branches in AUTO_BRANCHES[:4]),
-    (WINDOW, 0, SESSIONS),
-    (WINDOW, AUTO_BRANCHES[4], 1),
-    (WINDOW, AUTO_BRANCHES[3], SESSIONS),
+    *((WINDOW, branches, 1) for branches in AUTO_BRANCHES[:3]),
+    (WINDOW, 0, SEVERAL),  # as many tokens as the one before it
+    *((WINDOW, branches, 1) for branches in AUTO_BRANCHES[3:]),
+    (WINDOW, AUTO_BRANCHES[3], MANY),
 )
 PREFIX = 32  # of the prompt
 QUOTA = 2  # tokens of each block that a round fills
@@ -51,7 +52,7 @@ LEAST_TURNS, MOST_TURNS = 7, 30
 STEADY = 1.25  # of the turns that count, the slowest over the fastest: more is a busy machine
 ENOUGH = 2.0  # seconds: with the least turns done, and steady, no more are begun
 LONG = 10.0  # seconds: nor with any done; rounds this slow differ little
-SECONDS = 0.1  # a round that takes longer is the last one measured; there are three at least
+SECONDS = 0.17  # a round that takes longer is the last one measured; there are three at least
 LEAST_GROWTH = 1.5  # of such a round with twice the tokens: the device is limited by compute
 
 
@@ -133,19 +134,26 @@ def _cost(timed: list[_Timed], agree: Callable[[float], float], runner: Runner) 
         )
         for o in timed
     ]
-    several = next((m for o, m in zip(timed, medians, strict=True) if o.sessions > 1), None)
-    plain = zip(timed, medians, strict=True)
-    first, record = [m[1:] for o, m in plain if (o.sessions, o.branches) == (1, 0)][-1]
-    # What a further session adds; of one alone the rest is what every round costs.
-    own = 0.0 if several is None else max(0.0, (several[1] - first) / (SESSIONS - 1))
-    records = RECORD_GROWTH * (record if several is None else several[2] / SESSIONS)
+    sizes = list(zip(timed, medians, strict=True))
+    several = next(((o, m) for o, m in sizes if o.sessions > 1), None)
+    first, record = [m[1:] for o, m in sizes if (o.sessions, o.branches) == (1, 0)][-1]
+    own = forwarded = 0.0  # what a further session adds, on the host and to its forward
+    records = RECORD_GROWTH * record
+    if several is not None:
+        size, (whole, on_host, on_records) = several
+        own = max(0.0, (on_host - first) / (size.sessions - 1))
+        records = RECORD_GROWTH * on_records / size.sessions
+        if not runner.is_async:  # sequences are attended to one by one
+            alone = next(m[0] - m[1] for o, m in sizes if o.tokens == size.tokens)
+            forwarded = max(0.0, (whole - on_host - alone) / (size.sessions - 1))
+    # Of one session alone the rest is what every round costs.
     host = [own + (own + records) * (growth - 1.0) for growth in HOST_GROWTH]
     if not runner.is_async:  # nothing works meanwhile
-        host, records = [seconds + records for seconds in host], 0.0
+        host, records = [seconds + records + forwarded for seconds in host], 0.0
     points: dict[int, float] = {}
-    for one, (whole, on_host, _) in zip(timed, medians, strict=True):
+    for one, (whole, on_host, _) in sizes:
         if one.sessions == 1 or one.tokens > max(points):
-            points[one.tokens] = max(whole - on_host, whole / 100)
+            points[one.tokens] = max(whole - on_host - forwarded, whole / 100)
     # More tokens never cost less.
     rising = itertools.accumulate((points[tokens] for tokens in sorted(points)), max)
     return RoundCost(
