@@ -125,12 +125,15 @@ class RoundCost:
     def of_rounds(self, tokens: FloatArray, host: FloatArray | float, sessions: int) -> FloatArray:
         """Of rounds of so many tokens, in which the sessions cost the host so much."""
         device, records = self._device(tokens), sessions * self.records
-        whole: FloatArray = np.maximum(device, records) + (host + self.every_round)
+        host = host + self.every_round
+        whole: FloatArray = np.maximum(device, records)
+        whole += host
         if not self.in_halves or sessions < 2:
             return whole
-        on_host = records + host + 2 * self.every_round
+        on_host = host + (records + self.every_round)
         twice = np.maximum(2 * self._device(np.ceil(tokens / 2)), on_host)
-        return np.where(on_host < device, np.minimum(whole, twice), whole)
+        pays = on_host < device
+        return np.where(pays, np.minimum(whole, twice), whole) if pays.any() else whole
 
     def halves_pay(self, tokens: int, branches: float, sessions: int) -> bool:
         """Whether two rounds of half the sessions take less time than one of all.

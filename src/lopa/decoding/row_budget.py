@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import math
 import struct
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
@@ -103,8 +103,7 @@ class RowBudget:
 
     def __init__(self, cost: RoundCost) -> None:
         self.cost = cost
-        # By the slope of the cost: what `_rank` made of steps and the tokens of a row
-        self._ranked: dict[float, dict[tuple[Steps, int], bytes]] = defaultdict(dict)
+        self._ranks: dict[float, _Ranks] = {}  # by the slope of the cost
         # Seconds of usual rounds by AUTO_BRANCHES, of so many anchors' tokens and sessions
         self._usual_seconds: dict[tuple[int, int, Rest], list[float]] = {}
 
@@ -120,8 +119,9 @@ class RowBudget:
         cost, count = self.cost, len(offers)
         lengths, usual_tokens, all_steps, least, _ = zip(*offers, strict=True)
         usual, anchors = rest.tokens + sum(usual_tokens), rest.forwarded + sum(lengths)
-        ranked = self._rank_all(all_steps, lengths, cost.slope(anchors))
-        steps = np.frombuffer(b"".join(ranked)).reshape(-1, _COLUMNS)
+        ranked = self._ranks_at(cost.slope(anchors))
+        each = map(ranked.__getitem__, zip(all_steps, lengths, strict=True))
+        steps = np.frombuffer(b"".join(each)).reshape(-1, _COLUMNS)
         # Stable: a session's own steps stay in their order; of equals the first session goes first.
         order = steps[:, 0].argsort(kind="stable")
         # With none of the steps, with the first, with the first two, … in the order of their worth
@@ -173,6 +173,12 @@ class RowBudget:
                 found.append(cost.of_round(tokens, host, count + rest.sessions))
         return found
 
+    def _ranks_at(self, slope: float) -> _Ranks:
+        found = self._ranks.get(slope)
+        if found is None or len(found) > _MOST_KEPT:
+            found = self._ranks[slope] = _Ranks(slope, self.cost.host_by_number)
+        return found
+
     def _allocate_one(self, offer: Offer, pace: Pace, rest: Rest) -> int:
         """The same for a single offer, whose steps have an order: without arrays."""
         cost, taken, gained = self.cost, 0, 0.0
@@ -188,20 +194,6 @@ class RowBudget:
             found.append((taken, gained, seconds))
         return max(_best(found, rest.tokens + offer.usual, pace), offer.least)
 
-    def _rank_all(
-        self, steps: Sequence[Steps], lengths: Sequence[int], slope: float
-    ) -> list[bytes]:
-        """`_rank` of each session's steps; sessions offer the same ones for several rounds."""
-        kept = self._ranked[slope]
-        if len(kept) > _MOST_KEPT:
-            kept.clear()
-        keys = list(zip(steps, lengths, strict=True))
-        found = list(map(kept.get, keys))
-        while None in found:
-            new = found.index(None)
-            found[new] = kept[keys[new]] = _rank(*keys[new], slope, self.cost.host_by_number)
-        return cast("list[bytes]", found)
-
 
 def _best(found: Sequence[tuple[int, float, float]], usual: float, pace: Pace) -> int:
     """Of numbers of branches, with the tokens that each gains and the seconds of its round.
@@ -215,6 +207,18 @@ def _best(found: Sequence[tuple[int, float, float]], usual: float, pace: Pace) -
     rate = brought / (pace.seconds + PRIOR_ROUNDS * seconds)
     left = [gained - rate * seconds for _, gained, seconds in found]
     return found[left.index(max(left))][0]  # of equals the fewest
+
+
+class _Ranks(dict[tuple[Steps, int], bytes]):
+    """What `_rank` makes of steps and the tokens of a row; sessions offer the same for long."""
+
+    def __init__(self, slope: float, host: Sequence[float]) -> None:
+        super().__init__()
+        self.slope, self.host = slope, host
+
+    def __missing__(self, key: tuple[Steps, int]) -> bytes:
+        found = self[key] = _rank(*key, self.slope, self.host)
+        return found
 
 
 def _rank(steps: Steps, row_length: int, slope: float, host: Sequence[float]) -> bytes:
