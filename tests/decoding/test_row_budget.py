@@ -146,6 +146,18 @@ def test_a_pace_forgets() -> None:
     assert pace.tokens / pace.seconds > 8.0
 
 
+def test_what_is_usual_counts_for_fewer_and_fewer_rounds() -> None:
+    pace = Pace()
+    assert pace.rate_with(6.0, 2.0) == pytest.approx(3.0)
+    found = []
+    for _ in range(100):
+        pace.add(4.0, 2.0)
+        found.append(pace.rate_with(6.0, 2.0))
+    assert found == sorted(found, reverse=True)
+    assert found[0] > 2.7
+    assert found[-1] == pytest.approx(2.0, abs=1e-3)
+
+
 def test_rows_that_are_no_choice_count() -> None:
     """Beside long rows of others a branch comes on the steep part of the cost."""
     one = [offer((1.0, 2.0, 3.0))]

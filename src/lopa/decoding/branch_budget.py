@@ -45,7 +45,7 @@ EMA_DECAY = 0.92  # weight of a round against the next one that is learned of
 FIRST_GAIN_SHARES = ((0.8, 0.85), (math.inf, 0.7))
 GAIN_SHARES: dict[AcceptName, tuple[float, ...]] = {
     "score": (1.0, 0.9, 0.9, 0.9),
-    "agreed": (1.25, 0.9, 0.7, 0.5),
+    "agreed": (1.55, 0.9, 0.7, 0.5),
     "exact": (1.0, 1.0, 1.0, 1.0),
 }
 # The same over all rounds, where a number of branches is kept for several of them.

@@ -26,7 +26,7 @@ import numpy as np
 from lopa.config import AUTO_BRANCHES
 from lopa.decoding.round_cost import RoundCost
 
-PRIOR_ROUNDS = 3.0  # that what sessions usually bring counts for beside what they have brought
+PRIOR_ROUNDS = 3.0  # that what sessions usually bring counts for, as long as nothing is known
 PACE_DECAY = 0.95  # weight of a round against the one after it
 # Where the sessions' part of a round is at least this share of the rest of it, they keep their
 # number for several rounds: to weigh the candidates of each takes the host time, too.
@@ -89,10 +89,17 @@ class Pace:
 
     tokens: float = 0.0
     seconds: float = 0.0
+    prior_rounds: float = PRIOR_ROUNDS  # that what sessions usually bring counts for beside it
 
     def add(self, tokens: float, seconds: float) -> None:
         self.tokens = PACE_DECAY * self.tokens + tokens
         self.seconds = PACE_DECAY * self.seconds + seconds
+        self.prior_rounds *= PACE_DECAY
+
+    def rate_with(self, tokens: float, seconds: float) -> float:
+        """Tokens per second. Given: what a round of such sessions usually brings and takes."""
+        brought = self.tokens + self.prior_rounds * tokens
+        return brought / (self.seconds + self.prior_rounds * seconds)
 
 
 NO_OTHERS = Rest()
@@ -132,8 +139,7 @@ class RowBudget:
         seconds = cost.of_rounds(forwarded + anchors, on_host, count + rest.sessions)
         # What such sessions usually bring, in rounds of the best size for that
         likely = int(((gained + usual) / seconds).argmax())
-        brought = pace.tokens + PRIOR_ROUNDS * (usual + float(gained[likely]))
-        rate = brought / (pace.seconds + PRIOR_ROUNDS * float(seconds[likely]))
+        rate = pace.rate_with(usual + float(gained[likely]), float(seconds[likely]))
         taken = order[: (gained - rate * seconds).argmax()]  # of equals the fewest
         chosen = np.bincount(taken // _MOST_STEPS, steps[taken, _BRANCHES], count).astype(np.int64)
         return list(map(max, chosen.tolist(), least))
@@ -203,8 +209,7 @@ def _best(found: Sequence[tuple[int, float, float]], usual: float, pace: Pace) -
     # What such sessions usually bring, in rounds of the best size for that
     rates = [(usual + gained) / seconds for _, gained, seconds in found]
     _, more, seconds = found[rates.index(max(rates))]
-    brought = pace.tokens + PRIOR_ROUNDS * (usual + more)
-    rate = brought / (pace.seconds + PRIOR_ROUNDS * seconds)
+    rate = pace.rate_with(usual + more, seconds)
     left = [gained - rate * seconds for _, gained, seconds in found]
     return found[left.index(max(left))][0]  # of equals the fewest
 
