@@ -2,7 +2,7 @@
 # The figures in docs/results.md and measurements/kernels.md that need a GPU, a file each:
 #
 #     bash measurements/gpu.sh OUT [checks|host|constrained|rounds|throughput|cut|experts|prefill|precision|speed|
-#                                   load|auto|branches|floors|ablation|accept|exact|temperature …]
+#                                   load|ramp|auto|branches|floors|ablation|accept|exact|temperature …]
 #
 # Parts that are not named are left out; without a name all of them run. What a part has decoded
 # before (all from precision on but speed) is not decoded again if OUT has it. LIMIT:
@@ -10,7 +10,7 @@
 set -uo pipefail
 out=${1:?where do the files go?}
 shift
-parts=${*:-checks host constrained rounds throughput cut experts prefill precision speed load auto branches floors ablation accept exact temperature}
+parts=${*:-checks host constrained rounds throughput cut experts prefill precision speed load ramp auto branches floors ablation accept exact temperature}
 mkdir -p "$out"
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 python=${PYTHON:-python3}
@@ -92,6 +92,12 @@ for part in $parts; do
         for task in words functions; do
             measure load_$task.txt "${lopa[@]}" study load --task $task --dtype bfloat16 --limit 96 \
                 --seed 61 --out "$out/$task-load"
+        done
+        ;;
+    ramp) # a server of the built-in model, from idle to overload and back
+        for task in words functions; do
+            measure ramp_$task.txt env TASK=$task RUNS=5 bash measurements/ramp.sh "$out/ramp_$task" \
+                20,60,120,180 2 --dtype bfloat16 --warmup 4096
         done
         ;;
     auto | branches) answers $part "" --limit 500 --workers 6 ;;

@@ -13,9 +13,11 @@ from serving_support import Server
 from lopa.bench.serve_load import (
     Answer,
     Endpoint,
+    Load,
     Offered,
     arrivals,
     offer,
+    over_envelope,
     percentiles,
     plot_load,
     summarise,
@@ -55,6 +57,17 @@ def test_what_was_refused_or_failed_is_not_answered() -> None:
     assert (load.latency["p50"], load.tokens_per_second) == (0.5, 13 / 3)
 
 
+def test_auto_is_compared_with_the_lowest_of_the_fixed_numbers() -> None:
+    def loads(*medians: float | None) -> list[Load]:
+        answers = [[Answer(status=200, seconds=m)] if m else [Answer(status=429)] for m in medians]
+        return [summarise([Offered(1.0, one, 1.0)]) for one in answers]
+
+    fixed = {"0": loads(2.0, 3.0, 1.0, 1.0), "7": loads(1.0, 6.0, None, 1.0)}
+    found = over_envelope({"auto": loads(1.1, 2.7, 1.0, None), **fixed})
+    assert found == [pytest.approx(1.1), pytest.approx(0.9), None, None]
+    assert over_envelope(fixed) == over_envelope({"auto": loads(1.0)}) == []
+
+
 def test_an_endpoint_under_load(server: Server) -> None:
     endpoint = Endpoint(
         url=f"{server.url}/v1", model="bytes", chat=True, body={"max_tokens": 8, "branches": 1}
@@ -92,7 +105,9 @@ def test_the_command(server: Server, capsys: pytest.CaptureFixture[str], tmp_pat
     compare = ["--ramp", "--rates", "2,4", "--branches", "auto,1", "--runs", "2"]
     picture = ["--picture", str(tmp_path / "ramp.png")]
     assert main([*url, *short, *compare, *picture, "--json"]) == 0
-    loads = json.loads(capsys.readouterr().out)["loads"]
+    found = json.loads(capsys.readouterr().out)
+    assert all(ratio > 0 for ratio in found["auto_over_envelope"])
+    loads = found["loads"]
     assert [load["offered"] for load in loads] == [2, 4, 2] * 2
     assert [load["asked"] for load in loads] == ["auto"] * 3 + ["1"] * 3
     requests = [load["requests"] for load in loads]  # the same arrivals for both numbers

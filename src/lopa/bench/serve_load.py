@@ -169,6 +169,22 @@ def summarise(runs: Sequence[Offered]) -> Load:
     )
 
 
+def over_envelope(loads: Mapping[str, Sequence[Load]]) -> list[float | None]:
+    """At each rate in turn: median latency of auto over the lowest of the fixed numbers.
+
+    None where one of them has not completed a request; empty where there is nothing to compare.
+    """
+    if "auto" not in loads:
+        return []
+    fixed = [each for name, each in loads.items() if name != "auto"]
+    found: list[float | None] = []
+    for auto, *others in zip(loads["auto"], *fixed, strict=True):
+        own, *medians = [load.latency.get("p50", math.nan) for load in (auto, *others)]
+        ratio = own / min(medians) if medians else math.nan
+        found.append(None if math.isnan(own + sum(medians)) else ratio)
+    return found if fixed else []
+
+
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 

@@ -76,6 +76,7 @@ def bench_serve(
             Endpoint,
             first_model,
             offer,
+            over_envelope,
             plot_comparison,
             plot_load,
             summarise,
@@ -108,6 +109,7 @@ def bench_serve(
         name: [summarise(same) for same in zip(*of_runs, strict=True)]
         for name, of_runs in answers.items()
     }
+    ratios = over_envelope(found)
     if picture is not None:
         try:
             if branches is None:
@@ -123,7 +125,8 @@ def bench_serve(
             for name, loads in found.items()
             for load in loads
         ]
-        print(json.dumps({**settings, "loads": each}))
+        compared_rates = {"auto_over_envelope": ratios} if ratios else {}
+        print(json.dumps({**settings, **compared_rates, "loads": each}))
         return
     print(f"{endpoint.model} at {url}; {seconds:g} s of {task} at each rate")
     print("latency and first text are p50 / p95 / p99, in seconds")
@@ -133,6 +136,9 @@ def bench_serve(
         print_table((*heads, "branches"), [row[1:] for row in rows])
     else:
         print_table(("asked", *heads, "branches"), rows)
+    if ratios:
+        each_rate = ", ".join("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+        print(f"auto's median latency over the lowest of the fixed numbers', by rate: {each_rate}")
 
 
 def _name(number: int | str | None) -> str:
