@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import MASK, MadeUp, advance, drive, new_decoder
+from made_up import EOS, MASK, MadeUp, advance, drive, new_decoder
 
 from lopa.config import DecodeConfig
 
@@ -114,7 +114,7 @@ def test_invariants(
 ) -> None:
     decoder = new_decoder(config, length, shift, aligned)
     prompt = decoder.prompt
-    rounds = 0
+    rounds = brought = 0
     while (plan := decoder.plan()) is not None:
         rounds += 1
         most = config.max_new_tokens + aligned * decoder.window.size
@@ -128,6 +128,7 @@ def test_invariants(
         assert not plan.wanted[plan.rows != MASK].any()
         assert plan.wanted.any(axis=1)[-1], "the anchor has nothing left to decode"
         record = advance(decoder, source.stats(decoder, plan))
+        brought += decoder.brought
         after = decoder.tokens
         filled = before != MASK
         assert (after[filled] == before[filled]).all(), "a filled token changed"
@@ -141,7 +142,9 @@ def test_invariants(
         for branch in record.branches:
             assert len(branch.anchor) == len(branch.lookaheads)
             assert all(opinion.token >= 0 for opinion in branch.anchor), "the anchor has no mask"
-    assert not (decoder.generated == MASK).any()
+    answer = decoder.generated.tolist()
+    assert MASK not in answer
+    assert brought == decoder.filled == (answer.index(EOS) + 1 if EOS in answer else len(answer))
     assert decoder.finish in ("eos", "length")
     assert (len(decoder.tokens) - decoder.window.base) % decoder.window.size == 0
     assert (decoder.tokens[:prompt] != MASK).all()

@@ -86,7 +86,9 @@ class Decoder:
         self._unpaced: list[tuple[int, int, Sequence[int]]] = []
         # Of its first rounds, where they are known: an answer that is decoded again.
         self.known_branches: Sequence[int] = ()
-        self.brought = 0  # tokens, by the last round that was recorded
+        # Tokens, by the last round that was recorded: below 0 where an EOS came before others
+        self.brought = 0
+        self._counted = 0  # tokens of `filled`, when that was
         self._expected = NO_STEPS, 0  # of that round: what was taken, and how many branches
         self.has_eos = False
         self.round = 0
@@ -147,6 +149,14 @@ class Decoder:
         if self.config.edits:  # only those of finished blocks will not change
             return min(filled, max(0, self.window.settled - self.prompt))
         return filled
+
+    @property
+    def filled(self) -> int:
+        """How many tokens of the answer are filled so far: those behind an EOS do not count."""
+        first = self.first_eos
+        if first is None:
+            return self._all_masks - sum(self._masks)
+        return int(np.count_nonzero(self.generated[: first + 1] != self.mask_id))
 
     @property
     def first_eos(self) -> int | None:
@@ -251,8 +261,7 @@ class Decoder:
     @property
     def usual_tokens(self) -> float:
         """What a round brings, as far as can be told."""
-        filled = self._all_masks - sum(self._masks)
-        return (filled + PRIOR_ROUNDS * PRIOR_TOKENS) / (self.round + PRIOR_ROUNDS)
+        return (self.filled + PRIOR_ROUNDS * PRIOR_TOKENS) / (self.round + PRIOR_ROUNDS)
 
     def plan(self) -> Plan | None:
         """The next forward; the same one until `choose` has taken its statistics.
@@ -408,10 +417,8 @@ class Decoder:
         outcome, self._outcome = self._outcome, None
         if outcome is None:
             raise RuntimeError("a record without a round")
-        columns, end = outcome.fills.columns, self.first_eos
-        if end is not None:  # tokens behind it do not count
-            columns = [c for c in columns if c <= self.prompt + end - outcome.view.offset]
-        self.brought = len(columns) + outcome.placed
+        counted, self._counted = self._counted, self.filled
+        self.brought = self._counted - counted
         if self.budget is not None:
             self.budget.observe(outcome)
             start = max(outcome.plan.start, self.prompt)  # what is cached of a prompt is no matter

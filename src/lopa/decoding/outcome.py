@@ -52,11 +52,6 @@ class Outcome:
     taken: Steps = NO_STEPS  # by which the number of branches was chosen, where it was a choice
     is_held: bool = False  # whether that number was kept from the round before
 
-    @property
-    def placed(self) -> int:
-        """Tokens of the winner's draft."""
-        return len(self.drafts[self.winner]) if self.winner < len(self.drafts) else 0
-
     def brought(self, rows: list[int], merged: Sequence[BoolArray | None] = ()) -> list[int]:
         """Tokens that each of these rows would bring as the winner, its draft included.
 
