@@ -37,7 +37,8 @@ def sections() -> dict[str, str]:
     by_task = {study: {run["task"]: run for _, run in found} for study, found in runs.items()}
     return {
         "auto-speed": _auto_speed(runs),
-        "load": _load([run for _, run in runs["load"]]),
+        "load": _load([run for _, run in runs["load"] if "costs" in run]),
+        "load-timed": _load([run for _, run in runs["load"] if "costs" not in run]),
         "readings": "\n".join(_readings(name, runs[name]) for name in READ),
         "studies": "\n\n".join(_study(name, found) for name, found in sorted(runs.items())),
         **{name: _short(by_task[name]) for name in COLUMNS},
@@ -91,7 +92,7 @@ def _line(run: Run, cost: str, best: str, both: tuple[Run, Run], ratio: str) -> 
 
 
 def _load(runs: Sequence[Run]) -> str:
-    """By task, cost and requests at once: the fixed numbers and auto."""
+    """By task and requests at once: the fixed numbers and auto, all simulated or all timed."""
     heads: Sequence[str] = ()
     lines = []
     for run in runs:
