@@ -157,7 +157,10 @@ def _measured(runs: dict[str, Run], interval: bool) -> str:
 
 def _problems(runs: dict[str, Run]) -> str:
     run = next(iter(runs.values()))
-    return f"{run['problems']} problems, seed {run['seed']}; {machine(run['host'])}"
+    problems = f"{run['problems']} problems"
+    if len({one["problems"] for one in runs.values()}) > 1:
+        problems = " and ".join(f"{one['problems']} problems of `{t}`" for t, one in runs.items())
+    return f"{problems}, seed {run['seed']}; {machine(run['host'])}"
 
 
 def _figures(found: Any) -> list[dict[str, Any]]:
