@@ -96,7 +96,7 @@ for part in $parts; do
         ;;
     ramp) # a server of the built-in model, from idle to overload and back
         for task in words functions; do
-            measure ramp_$task.txt env TASK=$task RUNS=5 bash measurements/ramp.sh "$out/ramp_$task" \
+            measure ramp_$task.txt env TASK=$task bash measurements/ramp.sh "$out/ramp_$task" \
                 20,60,120,180 2 --dtype bfloat16 --warmup 4096
         done
         ;;

@@ -146,6 +146,16 @@ def test_a_pace_forgets() -> None:
     assert pace.tokens / pace.seconds > 8.0
 
 
+def test_an_eos_that_cuts_off_old_tokens_makes_no_pace_negative() -> None:
+    pace = Pace()
+    pace.add(10.0, 1.0)
+    for _ in range(20):
+        pace.add(0.0, 1.0)
+    pace.add(-9.0, 1.0)
+    assert pace.tokens == 0.0
+    assert pace.rate_with(4.0, 1.0) > 0.0
+
+
 def test_what_is_usual_counts_for_fewer_and_fewer_rounds() -> None:
     pace = Pace()
     assert pace.rate_with(6.0, 2.0) == pytest.approx(3.0)

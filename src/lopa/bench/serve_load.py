@@ -174,15 +174,14 @@ def over_envelope(loads: Mapping[str, Sequence[Load]]) -> list[float | None]:
 
     None where one of them has not completed a request; empty where there is nothing to compare.
     """
-    if "auto" not in loads:
-        return []
     fixed = [each for name, each in loads.items() if name != "auto"]
+    if "auto" not in loads or not fixed:
+        return []
     found: list[float | None] = []
-    for auto, *others in zip(loads["auto"], *fixed, strict=True):
-        own, *medians = [load.latency.get("p50", math.nan) for load in (auto, *others)]
-        ratio = own / min(medians) if medians else math.nan
-        found.append(None if math.isnan(own + sum(medians)) else ratio)
-    return found if fixed else []
+    for each in zip(loads["auto"], *fixed, strict=True):
+        own, *others = [load.latency.get("p50", math.nan) for load in each]
+        found.append(None if math.isnan(own + sum(others)) else own / min(others))
+    return found
 
 
 def _mean(values: Sequence[float]) -> float | None:

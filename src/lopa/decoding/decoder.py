@@ -86,9 +86,9 @@ class Decoder:
         self._unpaced: list[tuple[int, int, Sequence[int]]] = []
         # Of its first rounds, where they are known: an answer that is decoded again.
         self.known_branches: Sequence[int] = ()
-        # Tokens, by the last round that was recorded: below 0 where an EOS came before others
+        # Tokens, by the last round that was recorded; negative where its EOS cuts earlier ones off
         self.brought = 0
-        self._counted = 0  # tokens of `filled`, when that was
+        self._counted = 0  # `filled` after that round
         self._expected = NO_STEPS, 0  # of that round: what was taken, and how many branches
         self.has_eos = False
         self.round = 0

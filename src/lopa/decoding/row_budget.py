@@ -92,7 +92,8 @@ class Pace:
     prior_rounds: float = PRIOR_ROUNDS  # that what sessions usually bring counts for beside it
 
     def add(self, tokens: float, seconds: float) -> None:
-        self.tokens = PACE_DECAY * self.tokens + tokens
+        # An EOS may cut off tokens of rounds that count for less by now.
+        self.tokens = max(0.0, PACE_DECAY * self.tokens + tokens)
         self.seconds = PACE_DECAY * self.seconds + seconds
         self.prior_rounds *= PACE_DECAY
 
