@@ -1,55 +1,69 @@
 """Where a round's time goes with many requests at once: the host, its records, the device.
 
-    python measurements/load_time.py [--task words] [--at-once 1,8,32] [--limit 128] [--turns 3]
+    python measurements/load_time.py [--task words,functions] [--at-once 1,8,32] [--limit 128]
+        [--seed 31] [--json FILE]
 
 Microseconds of a round, by session. "Host" is what the device waits for, "records" what the host
-does while the device works, "wait" is what the host waits for the device. The turns of all numbers
-of branches alternate, and the median of each figure counts. The growth of host and records over
-no branches is where HOST_GROWTH (engine/cost_measurement.py) comes from.
+does while the device works, "wait" is what the host waits for the device, "cost" what the round
+cost predicts of the round. The settings take turns of a moment, as in `lopa study load`. "More" is
+host and records over those without branches: HOST_GROWTH (engine/cost_measurement.py) comes from it.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
+import json
+from pathlib import Path
+from typing import Any
 
 from lopa import LLM
 from lopa.bench import gc_frozen
-from lopa.config import AUTO_BRANCHES, DecodeConfig
-from lopa.engine.base import MAX_RUNNING
+from lopa.config import AUTO_BRANCHES
+from lopa.decoding.round_cost import RoundCost
+from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET
+from lopa.engine.output import Event
+from lopa.engine.session import Session
 from lopa.evaluation import evaluate
+from lopa.studies import load
 from lopa.tasks import ROOM
 from markdown_sections import table
 
 SETTINGS = (*map(str, AUTO_BRANCHES), "auto")
 
 
-def measure(llm: LLM, prompts: list[str], config: DecodeConfig, at_once: int) -> dict[str, float]:
-    """Microseconds of a round, by session; tokens per second and per forward; branches."""
-    engine = llm.engine(max_running=min(at_once, MAX_RUNNING))
-    for prompt in prompts:
-        engine.add(llm.session(prompt, config))
-    rounds = tokens = branches = 0
-    host = records = 0.0
-    began = time.perf_counter()
-    while engine.busy:
-        for _, event in engine.step():
-            rounds += 1
-            branches += len(event.round.branches) - 1
-            tokens += event.output.tokens if event.output else 0
-        host, records = host + engine.host_seconds, records + engine.record_seconds
-    seconds = time.perf_counter() - began
-    each = 1e6 / rounds
-    return {
-        "tokens/s": tokens / seconds,
-        "TPF": tokens / rounds,
-        "branches": branches / rounds,
-        "round": each * seconds,
-        "host": each * host,
-        "records": each * records,
-        "wait": each * (seconds - host - records),
-    }
+class Run(load.Run):
+    """Adds up where the time of its rounds went."""
+
+    host = records = predicted = 0.0  # seconds
+    rounds = branches = 0  # of all sessions
+    costs: RoundCost
+
+    def step(self) -> list[tuple[Session, Event]]:
+        events = super().step()
+        rounds = [event.round for _, event in events]
+        numbers = [len(one.branches) - 1 for one in rounds]
+        forwarded = sum(branch.end - one.start for one in rounds for branch in one.branches)
+        self.rounds += len(rounds)
+        self.branches += sum(numbers)
+        if rounds:
+            self.predicted += self.costs(forwarded, numbers)
+        self.host += self.engine.host_seconds
+        self.records += self.engine.record_seconds
+        return events
+
+    @property
+    def figures(self) -> dict[str, float]:
+        each = 1e6 / self.rounds
+        return {
+            "tokens/s": self.tokens / self.clock,
+            "TPF": self.tokens / self.rounds,
+            "branches": self.branches / self.rounds,
+            "round": each * self.clock,
+            "host": each * self.host,
+            "records": each * self.records,
+            "wait": each * (self.clock - self.host - self.records),
+            "cost": each * self.predicted,
+        }
 
 
 def main() -> None:
@@ -58,38 +72,46 @@ def main() -> None:
     parser.add_argument("--at-once", default="1,8,32")
     parser.add_argument("--limit", type=int, default=128)
     parser.add_argument("--seed", type=int, default=31)
-    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the figures")
     options = parser.parse_args()
     llm = LLM("tiny", device=options.device, dtype=options.dtype)
-    problems = evaluate.problems(options.task, "eval", options.limit, options.seed)
-    prompts = [problem.prompt for problem in problems]
-    configs = {
-        setting: llm.decode_config(
-            max_new_tokens=ROOM, branches="auto" if setting == "auto" else int(setting)
-        )
-        for setting in SETTINGS
-    }
-    lines: list[list[str]] = []
-    heads: list[str] = []
-    for at_once in map(int, options.at_once.split(",")):
-        found: dict[str, list[dict[str, float]]] = {setting: [] for setting in SETTINGS}
-        for turn in range(options.turns + 1):
-            for setting, config in configs.items():
-                with gc_frozen.frozen():
-                    one = measure(llm, prompts, config, at_once)
-                if turn:  # the first captures graphs
-                    found[setting].append(one)
-        plain = 0.0
-        for setting, turns in found.items():
-            figures = {name: statistics.median(t[name] for t in turns) for name in turns[0]}
-            own = figures["host"] + figures["records"]
-            plain = plain or own
-            heads = ["at once", "k", *figures, "growth"]
-            values = [f"{value:.{0 if value >= 20 else 2}f}" for value in figures.values()]
-            lines.append([str(at_once), setting, *values, f"{own / plain:.2f}"])
-    print(table(heads, lines))
+    Run.costs = llm.round_cost
+    if llm.runner.is_async:
+        llm.capture_graphs(TOKEN_BUDGET)
+    found: list[dict[str, Any]] = []
+    for task in options.task.split(","):
+        problems = evaluate.problems(task, "eval", options.limit, options.seed)
+        prompts = [problem.prompt for problem in problems]
+        for at_once in map(int, options.at_once.split(",")):
+            runs = {}
+            for setting in SETTINGS:
+                branches = "auto" if setting == "auto" else int(setting)
+                config = llm.decode_config(max_new_tokens=ROOM, branches=branches)
+                engine = llm.engine(max_running=min(at_once, MAX_RUNNING))
+                runs[setting] = Run(llm, engine, config, prompts)
+            with gc_frozen.frozen():
+                load.take_turns(runs)
+            figures = {setting: run.figures for setting, run in runs.items()}
+            plain = figures["0"]["host"] + figures["0"]["records"]
+            best = max(own["tokens/s"] for setting, own in figures.items() if setting != "auto")
+            for setting, own in figures.items():
+                more = own["host"] + own["records"] - plain
+                ratio = own["tokens/s"] / best
+                case = {"task": task, "at once": at_once, "k": setting}
+                found.append({**case, **own, "more": more, "/ best fixed": ratio})
+    if options.json is not None:
+        described = {"cost": Run.costs.settings(), "figures": found}
+        options.json.write_text(json.dumps(described, indent=1))
+    print(json.dumps(Run.costs.settings()))
+    print(table(list(found[0]), [[_short(value) for value in case.values()] for case in found]))
+
+
+def _short(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.3f}" if value < 2 else f"{value:.2f}" if value < 20 else f"{value:.0f}"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 and engine/scheduler.py.
 
     python measurements/tune_auto.py --task words --cost FILE … [--try '{"PRIOR_TOKENS": 3.0}' …]
-        [--at-once 1,8,32] [--seed 3] [--limit 240] [--device cuda] [--batch-size 32]
+        [--at-once 1,8,32] [--seed 3] [--limit 240] [--device cuda] [--dtype bfloat16]
 
 A line for every cost and number of requests at once: tokens per second of auto over the best fixed
 number's, with today's constants and with every `--try`, which replaces some of them. Nothing is
@@ -48,12 +48,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--limit", type=int, default=240)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--batch-size", type=int, default=32)
     options = parser.parse_args()
     unknown = {name for trial in options.trials for name in trial} - NAMES
     if unknown:
         parser.error(f"no constant {', '.join(sorted(unknown))}: there are {', '.join(NAMES)}")
-    llm = LLM("tiny", device=options.device)
+    llm = LLM("tiny", device=options.device, dtype=options.dtype)
     problems = evaluate.problems(options.task, "eval", options.limit, options.seed)
     prompts = [problem.prompt for problem in problems]
     settings = llm.decode_config(max_new_tokens=160).settings()

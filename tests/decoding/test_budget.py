@@ -96,7 +96,7 @@ def test_what_branches_usually_add_is_spent_at_the_best_rate(plain: float, slope
 
 
 def test_a_first_branch_whose_token_is_confident_is_worth_less() -> None:
-    cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.75)))
+    cost = RoundCost(((WINDOW, 1.0), (2 * WINDOW, 1.6)))
     probs = (0.2, 0.95, 1.0000001)
     chosen = {prob: choice(BranchBudget("score"), cost, Pace(), prob, 1) for prob in probs}
     assert chosen == {0.2: 1, 0.95: 0, 1.0000001: 0}

@@ -114,16 +114,51 @@ def test_what_a_further_session_adds(is_async: bool) -> None:
     runner: Any = SimpleNamespace(is_async=is_async, padding=(), lanes=1)
     cost = cost_measurement._cost(timed, float, runner)
     points = {tokens: 1e3 * seconds for tokens, seconds in cost.points}
-    records = cost_measurement.RECORD_GROWTH * record
+    record *= cost_measurement.RECORD_GROWTH
     assert 1e3 * cost.every_round == pytest.approx(every_round)
-    if is_async:  # all sequences in one kernel; records are made meanwhile
-        assert points[256] == pytest.approx(10 + 25.6 + forward)
-        assert (1e3 * cost.host[0], 1e3 * cost.records) == pytest.approx((own, records))
+    assert points[256] == pytest.approx(10 + 25.6)
+    if is_async:  # records are made meanwhile
+        found = 1e3 * cost.host[0], 1e3 * cost.records
+        assert found == pytest.approx((own + forward, record))
     else:
-        assert points[256] == pytest.approx(10 + 25.6)
-        assert 1e3 * cost.host[0] == pytest.approx(own + records + forward)
-        eight = 10 + 51.2 + every_round + 8 * (own + records + forward)
+        assert 1e3 * cost.host[0] == pytest.approx(own + record + forward)
+        eight = 10 + 51.2 + every_round + 8 * (own + record + forward)
         assert 1e3 * cost(512, [0] * 8) == pytest.approx(eight)
+
+
+def test_what_sessions_that_differ_add() -> None:
+    """In milliseconds: of a round 0.5, 0.8 more where windows move, of a session 0.2."""
+    every_round, moved, own = 0.5, 0.8, 0.2
+    timed: list[Any] = []
+    for window, branches, sessions in cost_measurement.ROUND_SIZES[:6]:
+        tokens = window * (branches + 1) * sessions
+        host = every_round + own * sessions
+        timed.append(
+            SimpleNamespace(
+                tokens=tokens,
+                branches=branches,
+                sessions=sessions,
+                seconds=[1e-3 * (10.0 + 0.1 * tokens + host)] * 3,
+                host_seconds=[1e-3 * host] * 3,
+                record_seconds=[0.0] * 3,
+            )
+        )
+    mixed: list[Any] = [
+        SimpleNamespace(
+            sessions=count,
+            host_seconds=[1e-3 * (every_round + share * moved + own * count)] * 3,
+            record_seconds=[1e-3 * 0.1 * count] * 3,
+        )
+        for count, share in ((8, 1.0 - 0.75**7), (32, 1.0 - 0.75**7))
+    ]
+    runner: Any = SimpleNamespace(is_async=True, padding=(), lanes=1)
+    cost = cost_measurement._cost(timed, float, runner, mixed)
+    assert 1e3 * cost.records == pytest.approx(0.1 * cost_measurement.RECORD_GROWTH)
+    assert 1e3 * cost.host[0] == pytest.approx(own)
+    assert 1e3 * cost.mixed_round == pytest.approx(moved)
+    assert 1e3 * cost.every_round_of(1) == pytest.approx(every_round)
+    assert 1e3 * cost.every_round_of(2) == pytest.approx(every_round + moved / 4)
+    assert 1e3 * cost(64) == pytest.approx(10 + 6.4 + every_round + own)
 
 
 @pytest.mark.usefixtures("_few_turns")

@@ -88,7 +88,8 @@ class SlowingSession:
 
 class SlowingEngine:
     def __init__(self, machine: SlowingMachine) -> None:
-        self.machine, self.overlap, self.left = machine, False, 0
+        self.machine, self.overlap, self.left = machine, True, 0
+        self.in_flight: list[str] = []
 
     @property
     def busy(self) -> bool:
@@ -100,15 +101,13 @@ class SlowingEngine:
     def step(self) -> list[Any]:
         machine = self.machine
         self.left -= 1
+        self.in_flight = ["the next round"] if self.overlap and self.left else []
         machine.now += self.session.seconds * (1.0 + 0.2 * machine.now)
         return [(self.session, SimpleNamespace(output=None if self.left else "answer"))]
 
 
-@pytest.mark.parametrize("by_round", [True, False])
-def test_settings_take_turns_on_a_machine_that_slows_down(
-    by_round: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One takes twice the time of the other: round by round it does, one after the other not."""
+def test_settings_take_turns_on_a_machine_that_slows_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One takes twice the time of the other, and does so in turns of a moment."""
     machine = SlowingMachine({0.01: 200, 0.04: 100})
     monkeypatch.setattr(load, "time", machine)
     monkeypatch.setattr(load, "make_sample", lambda *_, elapsed: SimpleNamespace(elapsed=elapsed))
@@ -117,7 +116,19 @@ def test_settings_take_turns_on_a_machine_that_slows_down(
         name: load.Run(made_up, made_up.engine(), seconds, ["a"])
         for name, seconds in (("short", 0.01), ("long", 0.04))
     }
-    load._take_turns(runs, by_round=by_round)
+    load.take_turns(runs)
     (short,), (long,) = runs["short"].samples, runs["long"].samples
-    assert (1.9 < long.elapsed / short.elapsed < 2.1) == by_round
+    assert 1.9 < long.elapsed / short.elapsed < 2.1
     assert short.elapsed + long.elapsed == pytest.approx(machine.now)
+    assert all(run.engine.overlap for run in runs.values())
+
+
+def test_no_round_of_another_setting_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = SlowingMachine({0.01: 200})
+    monkeypatch.setattr(load, "time", machine)
+    made_up: Any = machine
+    run = load.Run(made_up, made_up.engine(), 0.01, ["a"])  # type: ignore[arg-type]
+    run.take_turn()
+    assert run.engine.busy
+    assert not run.engine.in_flight
+    assert load.TURN <= run.clock < 2 * load.TURN

@@ -48,15 +48,16 @@ GAIN_SHARES: dict[AcceptName, tuple[float, ...]] = {
     "agreed": (1.55, 0.9, 0.7, 0.5),
     "exact": (1.0, 1.0, 1.0, 1.0),
 }
-# The same over all rounds, where a number of branches is kept for several of them.
+# The same over all rounds, where a number of branches is kept for several of them: what is left of
+# PRIOR_GAINS in the tokens per forward of fixed numbers (measurements/load_time.py).
 USUAL_GAIN_SHARES: dict[AcceptName, tuple[float, ...]] = {
     **GAIN_SHARES,
-    "agreed": (1.2, 1.0, 0.7, 0.6),
+    "agreed": (1.2, 0.87, 0.67, 0.44),
 }
 WAITING_GAIN_SHARE = 0.3  # of all that, while the first block waits: it would fill up anyway
 # Prior of the tokens that a round without branches brings. As long as no EOS is in view (open) the
 # answer is a long one, and those start slowly and get faster.
-PRIOR_TOKENS, PRIOR_TOKENS_OPEN = 1.8, 5.0
+PRIOR_TOKENS, PRIOR_TOKENS_OPEN = 2.4, 5.0
 EXPLORE_AFTER = 10  # rounds learned of without a branch, until one is tried: it may help by now
 
 
@@ -67,7 +68,7 @@ class BranchBudget:
         self.accept = accept
         self._steps = [_DecayedMean() for _ in AUTO_BRANCHES[1:]]  # gain of a choice over the last
         self._unexplored = 0  # rounds learned of since the last one with a branch
-        self._gains = self._expected_gains()
+        self._expect()
 
     def observe(self, outcome: Outcome) -> None:
         """Learn what a round would have brought with each number of branches.
@@ -125,9 +126,9 @@ class BranchBudget:
         for step, fewer, more in zip(self._steps, tokens, tokens[1:], strict=False):
             step.add(more - fewer)
         # Now, while the device works: `offer` keeps it waiting.
-        self._gains = self._expected_gains()
+        self._expect()
 
-    def _expected_gains(self) -> list[tuple[float, ...]]:
+    def _expect(self) -> None:
         """Tokens that each choice gains over none: by FIRST_GAIN_SHARES, and usually."""
         gains = []
         kept = 1.0  # a choice that gains less than its prior lowers the prior of the next
@@ -138,7 +139,9 @@ class BranchBudget:
         first, *more = (g * s for g, s in zip(gains, GAIN_SHARES[self.accept], strict=True))
         shares = [1.0 if self.accept == "exact" else share for _, share in FIRST_GAIN_SHARES]
         each = [(share * first, *more) for share in shares]
-        return [(0.0, *accumulate(of)) for of in (*each, usual)]
+        self._gains = [(0.0, *accumulate(of)) for of in each]
+        # Of a usual round, where a number is kept for several
+        self.usual_steps = concave_steps(AUTO_BRANCHES, (0.0, *accumulate(usual)))
 
     def offer(
         self,
@@ -170,11 +173,6 @@ class BranchBudget:
         """What a usual round expects, whatever its candidates are."""
         prior = PRIOR_TOKENS_OPEN if is_open else PRIOR_TOKENS
         return Offer(row_length, prior, NO_STEPS, usual_steps=self.usual_steps)
-
-    @property
-    def usual_steps(self) -> Steps:
-        """What branches are worth in a usual round, where a number is kept for several."""
-        return concave_steps(AUTO_BRANCHES, self._gains[-1])
 
 
 @lru_cache

@@ -21,6 +21,7 @@ from lopa.types import FloatArray, IntArray
 USUAL_ROW = 64  # tokens of a row in the middle of an answer: two blocks of 32
 _END = 1 << 24  # tokens: no round is as large
 _MOST_KEPT = 4096  # rounds of one session
+_MOVES = 0.25  # of rounds, in which the window of a session moves
 _BRANCHES = np.array(AUTO_BRANCHES)
 _NO_HOST = (0.0,) * len(AUTO_BRANCHES)
 
@@ -43,6 +44,8 @@ class RoundCost:
     # Sessions may go in two halves, one on the host while the other is on the device.
     in_halves: bool = False
     every_round: float = 0.0  # host's part of a round of however many sessions
+    # What is added to that where sessions differ: nearly each round the window of one of them moves
+    mixed_round: float = 0.0
 
     def __post_init__(self) -> None:
         tokens = [t for t, _ in self.points]
@@ -58,7 +61,7 @@ class RoundCost:
                 f"the host's part of a session has a number for each of {AUTO_BRANCHES} branches: "
                 f"got {len(self.host)}"
             )
-        for seconds in (*self.host, self.records, self.every_round):
+        for seconds in (*self.host, self.records, self.every_round, self.mixed_round):
             if not 0 <= seconds < float("inf"):
                 raise ConfigError(f"the host's part of a round is at least 0: got {seconds}")
 
@@ -96,8 +99,9 @@ class RoundCost:
 
     def host_share(self, tokens: float, branches: Sequence[int]) -> float:
         """The sessions' part of a round over the rest. branches: of each session."""
-        host = self.host_of_all(branches) + len(branches) * self.records
-        return host / (self.every_round + self._device_of(tokens))
+        count = len(branches)
+        host = self.host_of_all(branches) + count * self.records
+        return host / (self.every_round_of(count) + self._device_of(tokens))
 
     def host_of(self, branches: IntArray | FloatArray) -> FloatArray:
         """The host's part of sessions with so many branches."""
@@ -122,15 +126,25 @@ class RoundCost:
         """The host's part of a session without branches."""
         return self.host[0] if self.host else 0.0
 
+    def every_round_of(self, sessions: int) -> float:
+        """The host's part of a round by itself."""
+        return self.every_round + self.mixed_round * self.share_mixed(sessions)
+
+    @staticmethod
+    def share_mixed(sessions: int) -> float:
+        """Of rounds in which the window of any session but one moves."""
+        return 1.0 - (1.0 - _MOVES) ** max(0, sessions - 1)
+
     def of_rounds(self, tokens: FloatArray, host: FloatArray | float, sessions: int) -> FloatArray:
         """Of rounds of so many tokens, in which the sessions cost the host so much."""
         device, records = self._device(tokens), sessions * self.records
-        host = host + self.every_round
+        host = host + self.every_round_of(sessions)
         whole: FloatArray = np.maximum(device, records)
         whole += host
         if not self.in_halves or sessions < 2:
             return whole
-        on_host = host + (records + self.every_round)
+        again = 2 * self.every_round_of(sessions // 2) - self.every_round_of(sessions)
+        on_host = host + (records + again)
         twice = np.maximum(2 * self._device(np.ceil(tokens / 2)), on_host)
         pays = on_host < device
         return np.where(pays, np.minimum(whole, twice), whole) if pays.any() else whole
@@ -146,7 +160,8 @@ class RoundCost:
 
     def _of_whole(self, tokens: float, host: float, sessions: int) -> float:
         """Of all sessions in one round."""
-        return max(self._device_of(tokens), sessions * self.records) + host + self.every_round
+        device = max(self._device_of(tokens), sessions * self.records)
+        return device + host + self.every_round_of(sessions)
 
     def _of_halves(self, tokens: float, host: float, sessions: int) -> float | None:
         """Of two rounds of half of the sessions each; None: there are none, or they save nothing.
@@ -156,7 +171,7 @@ class RoundCost:
         """
         if not self.in_halves or sessions < 2:
             return None
-        on_host = sessions * self.records + host + 2 * self.every_round
+        on_host = sessions * self.records + host + 2 * self.every_round_of(sessions // 2)
         if on_host >= self._device_of(tokens):
             return None
         return max(2 * self._device_of(-(-tokens // 2)), on_host)
@@ -218,6 +233,7 @@ class RoundCost:
             "host": list(self.host),
             "records": self.records,
             "every_round": self.every_round,
+            "mixed_round": self.mixed_round,
             "padding": [list(step) for step in self.padding],
             "in_halves": self.in_halves,
         }
@@ -233,13 +249,14 @@ class RoundCost:
             host = tuple(float(seconds) for seconds in raw.get("host", ()))
             records = float(raw.get("records", 0.0))
             every_round = float(raw.get("every_round", 0.0))
+            mixed_round = float(raw.get("mixed_round", 0.0))
             padding = tuple((int(upto), int(step)) for upto, step in raw.get("padding", ()))
             in_halves = bool(raw.get("in_halves", False))
         except (KeyError, TypeError, ValueError):
             raise ConfigError(
                 "a round's cost is a list of (tokens, seconds) points, or an object with `points`"
             ) from None
-        return cls(points, host, records, padding, in_halves, every_round)
+        return cls(points, host, records, padding, in_halves, every_round, mixed_round)
 
     @classmethod
     def read(cls, path: Path) -> RoundCost:

@@ -33,7 +33,7 @@ PACE_DECAY = 0.95  # weight of a round against the one after it
 KEEP_FROM_SHARE = 0.25
 # Rows that rounds forward for each of AUTO_BRANCHES, where it is kept to the end: there an answer
 # has fewer masks than that.
-USUAL_ROWS = (0.0, 0.9, 2.7, 5.8, 10.0)
+USUAL_ROWS = (0.0, 0.9, 2.6, 5.7, 10.5)
 _LEAST_SLOPE = 1e-15  # seconds a token: rows that cost nothing are no division by 0
 _MOST_STEPS = len(AUTO_BRANCHES) - 1  # of an offer
 _COLUMNS = 5  # of a ranked step: see `_rank`
@@ -109,11 +109,14 @@ NO_OTHERS = Rest()
 class RowBudget:
     """Shares out the branches of rounds that cost so much."""
 
-    def __init__(self, cost: RoundCost) -> None:
+    def __init__(self, cost: RoundCost, most_tokens: int | None = None) -> None:
+        """most_tokens: of a round, with more of which sessions have to take turns."""
         self.cost = cost
+        self.most_tokens = most_tokens
         self._ranks: dict[float, _Ranks] = {}  # by the slope of the cost
         # Seconds of usual rounds by AUTO_BRANCHES, of so many anchors' tokens and sessions
         self._usual_seconds: dict[tuple[int, int, Rest], list[float]] = {}
+        self._host_shares: dict[tuple[int, int], float] = {}  # by anchors' tokens and sessions
 
     def allocate(
         self,
@@ -147,7 +150,13 @@ class RowBudget:
 
     def are_kept(self, anchors: int, sessions: int) -> bool:
         """Whether such sessions keep their number. anchors: tokens of their anchors."""
-        return self.cost.host_share(anchors, [0] * sessions) >= KEEP_FROM_SHARE
+        kept = self._host_shares
+        share = kept.get((anchors, sessions))
+        if share is None:
+            if len(kept) >= _MOST_KEPT:
+                kept.clear()
+            share = kept[anchors, sessions] = self.cost.host_share(anchors, [0] * sessions)
+        return share >= KEEP_FROM_SHARE
 
     def first_numbers(self, offers: Sequence[Offer]) -> list[int]:
         """Of sessions that run together, with nothing known of earlier rounds."""
@@ -158,16 +167,20 @@ class RowBudget:
 
     def number_for_all(self, offers: Sequence[Offer], pace: Pace, rest: Rest = NO_OTHERS) -> int:
         """The number of branches of all offers, where it is kept for several rounds."""
-        lengths, usual_tokens, _, _, usual_steps = zip(*offers, strict=True)
-        seconds = self._seconds_of_all(sum(lengths), len(offers), rest)
-        kinds = Counter(usual_steps)  # few: most offer the same
+        if len(offers) == 1:
+            (one,) = offers
+            anchors, usual, gained = one.row_length, one.usual, _gains(one.usual_steps)
+            seconds = self._seconds_of_all(anchors, 1, rest)
+            return _best(AUTO_BRANCHES, gained, seconds, rest.tokens + usual, pace)
+        anchors, usual = sum([o.row_length for o in offers]), sum([o.usual for o in offers])
+        kinds = Counter([offer.usual_steps for offer in offers])  # few: most offer the same
         each = [[of * gain for gain in _gains(steps)] for steps, of in kinds.items()]
-        gained = map(sum, zip(*each, strict=True))
-        found = list(zip(AUTO_BRANCHES, gained, seconds, strict=True))
-        return _best(found, rest.tokens + sum(usual_tokens), pace)
+        gained = each[0] if len(each) == 1 else list(map(sum, zip(*each, strict=True)))
+        seconds = self._seconds_of_all(anchors, len(offers), rest)
+        return _best(AUTO_BRANCHES, gained, seconds, rest.tokens + usual, pace)
 
     def _seconds_of_all(self, anchors: int, count: int, rest: Rest) -> list[float]:
-        """Of usual rounds, by AUTO_BRANCHES, kept: sizes are few."""
+        """Until all have had a usual round, by AUTO_BRANCHES, kept: sizes are few."""
         cost, kept = self.cost, self._usual_seconds
         found = kept.get((anchors, count, rest))
         if found is None:
@@ -176,8 +189,10 @@ class RowBudget:
             found = kept[anchors, count, rest] = []
             for rows in USUAL_ROWS:
                 host = rest.host + count * cost.host_of_one(rows)
-                tokens = rest.forwarded + anchors * (1.0 + rows)
-                found.append(cost.of_round(tokens, host, count + rest.sessions))
+                tokens, sessions = rest.forwarded + anchors * (1.0 + rows), count + rest.sessions
+                turns = 1 if self.most_tokens is None else math.ceil(tokens / self.most_tokens)
+                one = cost.of_round(tokens / turns, host / turns, math.ceil(sessions / turns))
+                found.append(turns * one)
         return found
 
     def _ranks_at(self, slope: float) -> _Ranks:
@@ -189,7 +204,7 @@ class RowBudget:
     def _allocate_one(self, offer: Offer, pace: Pace, rest: Rest) -> int:
         """The same for a single offer, whose steps have an order: without arrays."""
         cost, taken, gained = self.cost, 0, 0.0
-        found = []
+        numbers, gains, each = [], [], []
         for added, gain in ((0, 0.0), *offer.steps.each):
             taken, gained = taken + added, gained + gain
             tokens = offer.row_length * (taken + 1)
@@ -198,21 +213,31 @@ class RowBudget:
                 seconds = cost.of_round(rest.forwarded + tokens, host, rest.sessions + 1)
             else:
                 seconds = cost.of_one(tokens, taken)
-            found.append((taken, gained, seconds))
-        return max(_best(found, rest.tokens + offer.usual, pace), offer.least)
+            numbers.append(taken)
+            gains.append(gained)
+            each.append(seconds)
+        return max(_best(numbers, gains, each, rest.tokens + offer.usual, pace), offer.least)
 
 
-def _best(found: Sequence[tuple[int, float, float]], usual: float, pace: Pace) -> int:
-    """Of numbers of branches, with the tokens that each gains and the seconds of its round.
-
-    usual: tokens without branches.
-    """
+def _best(
+    numbers: Sequence[int],  # of branches
+    gained: Sequence[float],  # tokens, with each of them
+    seconds: Sequence[float],  # of its round
+    usual: float,  # tokens without branches
+    pace: Pace,
+) -> int:
     # What such sessions usually bring, in rounds of the best size for that
-    rates = [(usual + gained) / seconds for _, gained, seconds in found]
-    _, more, seconds = found[rates.index(max(rates))]
-    rate = pace.rate_with(usual + more, seconds)
-    left = [gained - rate * seconds for _, gained, seconds in found]
-    return found[left.index(max(left))][0]  # of equals the fewest
+    highest, likely = -1.0, 0
+    for index, of in enumerate(seconds):
+        if usual + gained[index] > highest * of:
+            highest, likely = (usual + gained[index]) / of, index
+    rate = pace.rate_with(usual + gained[likely], seconds[likely])
+    most, best = -math.inf, 0
+    for index, of in enumerate(seconds):
+        left = gained[index] - rate * of
+        if left > most:  # of equals the fewest
+            most, best = left, index
+    return numbers[best]
 
 
 class _Ranks(dict[tuple[Steps, int], bytes]):

@@ -6,8 +6,8 @@ attends to one sequence after the other. How much more a session with branches c
 timed: rounds that are made to be alike agree on nothing, and what branches agree on is what takes
 the time. Where a round takes long the largest are left out, since on a slow device time grows with
 tokens evenly. An asynchronous runner is timed as it goes on from round to round of one answer:
-after a round of another size it takes longer. The measure belongs to the run, not to a request: it
-is taken once and kept.
+after a round of another size it takes longer. What that takes its host is timed in rounds of
+sessions that differ. The measure belongs to the run, not to a request: it is taken once and kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -32,7 +32,7 @@ from lopa.types import Round
 
 # Tokens of a row, branches and sessions: one block of 32 as an answer begins, two as in the middle
 # of one. The fewest tokens first.
-WINDOW, SEVERAL, MANY = USUAL_ROW, 4, 8
+WINDOW, SEVERAL, MANY, CROWD = USUAL_ROW, 4, 8, 32
 ROUND_SIZES = (
     (WINDOW // 2, 0, 1),
     *((WINDOW, branches, 1) for branches in AUTO_BRANCHES[:3]),
@@ -42,10 +42,12 @@ ROUND_SIZES = (
 )
 PREFIX = 32  # of the prompt
 QUOTA = 2  # tokens of each block that a round fills
+# Of sessions that differ: rounds in a turn, and that quota. Their windows move more often.
+MIXED_ROUNDS, MIXED_QUOTA = 3, 4
 # What a session takes the host, records included, over one without branches: by AUTO_BRANCHES, on
 # the built-in tasks (measurements/load_time.py).
-HOST_GROWTH = (1.0, 1.35, 1.6, 2.1, 3.0)
-RECORD_GROWTH = 1.3  # of its records where answers end, over rounds that are made to be alike
+HOST_GROWTH = (1.0, 1.38, 1.81, 2.27, 2.92)
+RECORD_GROWTH = 1.5  # of its records over those of rounds that are made up, there as well
 # Rounds timed for each number of branches, in turn: a disturbance meets them all. The faster half
 # of the turns counts.
 LEAST_TURNS, MOST_TURNS = 7, 30
@@ -65,6 +67,7 @@ def measure(
 ) -> RoundCost:
     """agree: makes one number of what the clocks of several ranks say, the same on each of them."""
     timed: list[_Timed] = []
+    mixed: list[_Mixed] = []
     try:
         for size in ROUND_SIZES:
             if len(timed) >= 3 and agree(min(timed[-1].seconds)) > SECONDS:
@@ -84,6 +87,8 @@ def measure(
         # largest rounds keep their size meanwhile.
         for one in timed[:-1] if runner.is_async else ():
             one.run_through()
+        if runner.is_async and any(one.sessions > 1 for one in timed):
+            mixed = [_Mixed(runner, model, settings, tokenizer, n) for n in (MANY, CROWD)]
         for one in timed:
             one.seconds.clear()  # those were to get ready
             one.host_seconds.clear()
@@ -93,14 +98,14 @@ def measure(
             is_steady = turn >= LEAST_TURNS and agree(_spread(timed)) <= STEADY
             if turn and agree(time.perf_counter() - began) > (ENOUGH if is_steady else LONG):
                 break
-            for one in timed:
-                one.turn()
+            for each in (*timed, *mixed):
+                each.turn()
     finally:
-        for one in timed:
-            one.engine.close()
+        for each in (*timed, *mixed):
+            each.engine.close()
     if not timed:
         return EVERY_ROUND_THE_SAME
-    return _cost(timed, agree, runner)
+    return _cost(timed, agree, runner, mixed)
 
 
 def _slowdown(timed: list[_Timed]) -> list[float]:
@@ -125,35 +130,46 @@ def _spread(timed: list[_Timed]) -> float:
     return slowdown[calm[-1]] / slowdown[calm[0]]
 
 
-def _cost(timed: list[_Timed], agree: Callable[[float], float], runner: Runner) -> RoundCost:
+def _cost(
+    timed: list[_Timed],
+    agree: Callable[[float], float],
+    runner: Runner,
+    mixed: Sequence[_Mixed] = (),  # of many sessions, and of more
+) -> RoundCost:
     calm = _calm(timed)
-    medians = [
-        tuple(
-            agree(statistics.median([of[turn] for turn in calm]))
-            for of in (o.seconds, o.host_seconds, o.record_seconds)
-        )
-        for o in timed
-    ]
+
+    def typical(seconds: list[float]) -> float:
+        return agree(statistics.median([seconds[turn] for turn in calm]))
+
+    medians = [tuple(map(typical, (o.seconds, o.host_seconds, o.record_seconds))) for o in timed]
     sizes = list(zip(timed, medians, strict=True))
     several = next(((o, m) for o, m in sizes if o.sessions > 1), None)
     first, record = [m[1:] for o, m in sizes if (o.sessions, o.branches) == (1, 0)][-1]
-    own = forwarded = 0.0  # what a further session adds, on the host and to its forward
-    records = RECORD_GROWTH * record
+    # What a further session adds on the host and to its forward, and what sessions that differ do
+    own = forwarded = mixed_round = 0.0
     if several is not None:
         size, (whole, on_host, on_records) = several
         own = max(0.0, (on_host - first) / (size.sessions - 1))
-        records = RECORD_GROWTH * on_records / size.sessions
-        if not runner.is_async:  # sequences are attended to one by one
-            alone = next(m[0] - m[1] for o, m in sizes if o.tokens == size.tokens)
-            forwarded = max(0.0, (whole - on_host - alone) / (size.sessions - 1))
+        record = on_records / size.sessions
+        # Sequences are attended to one by one, or their statistics are.
+        alone = next(m[0] - m[1] for o, m in sizes if o.tokens == size.tokens)
+        forwarded = max(0.0, (whole - on_host - alone) / (size.sessions - 1))
+    if mixed:
+        (few, on_few), (more, on_more) = [(m.sessions, typical(m.host_seconds)) for m in mixed]
+        own = max(0.0, (on_more - on_few) / (more - few))
+        record = typical(mixed[-1].record_seconds) / more
+        beside = max(0.0, on_few - few * own - (first - own))
+        mixed_round = beside / RoundCost.share_mixed(few)
+    records = RECORD_GROWTH * record
     # Of one session alone the rest is what every round costs.
-    host = [own + (own + records) * (growth - 1.0) for growth in HOST_GROWTH]
+    host = [own + forwarded + (own + records) * (growth - 1.0) for growth in HOST_GROWTH]
     if not runner.is_async:  # nothing works meanwhile
-        host, records = [seconds + records + forwarded for seconds in host], 0.0
+        host, records = [seconds + records for seconds in host], 0.0
     points: dict[int, float] = {}
     for one, (whole, on_host, _) in sizes:
         if one.sessions == 1 or one.tokens > max(points):
-            points[one.tokens] = max(whole - on_host - forwarded, whole / 100)
+            device = whole - on_host - one.sessions * forwarded
+            points[one.tokens] = max(device, whole / 100)
     # More tokens never cost less.
     rising = itertools.accumulate((points[tokens] for tokens in sorted(points)), max)
     return RoundCost(
@@ -163,6 +179,7 @@ def _cost(timed: list[_Timed], agree: Callable[[float], float], runner: Runner) 
         runner.padding,
         in_halves=runner.is_async and runner.lanes > 1,
         every_round=max(0.0, first - own),
+        mixed_round=mixed_round,
     )
 
 
@@ -286,3 +303,46 @@ class _Timed:
         elif was_launched:  # an answer's last round
             return None
         return events[0][1].round if len(events) == self.sessions else None
+
+
+class _Mixed:
+    """Rounds of sessions that began evenly one after the other, so that nearly each moves a window.
+
+    As one ends the next begins.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        model: ModelConfig,
+        settings: Callable[..., DecodeConfig],
+        tokenizer: Tokenizer | None,
+        sessions: int,
+    ) -> None:
+        block = settings(decoder="lopa").block_size
+        shape = 0, max(WINDOW // block, 1) * block, PREFIX
+        self.sessions = sessions
+        self.make = partial(steady_session, model, settings, *shape, tokenizer, quota=MIXED_QUOTA)
+        self.engine = Scheduler(runner, max_running=sessions)
+        self.host_seconds: list[float] = []  # of a round, by turn
+        self.record_seconds: list[float] = []
+        self._lasts = max(1, block // MIXED_QUOTA)  # rounds of an answer
+        self._rounds = 0
+        for _ in range(4 * self._lasts):  # until all run, and graphs of all sizes are captured
+            self._round()
+
+    def turn(self) -> None:
+        rounds = [self._round() for _ in range(MIXED_ROUNDS)]
+        on_host, on_records = (statistics.median(part) for part in zip(*rounds, strict=True))
+        self.host_seconds.append(on_host)
+        self.record_seconds.append(on_records)
+
+    def _round(self) -> tuple[float, float]:
+        """Seconds of the host between two forwards, and of records."""
+        engine = self.engine
+        self._rounds += 1
+        wanted = min(self.sessions, -(-self.sessions * self._rounds // self._lasts))
+        for _ in range(wanted - len(engine.running) - len(engine.waiting)):
+            engine.add(self.make())
+        engine.step()
+        return engine.host_seconds, engine.record_seconds

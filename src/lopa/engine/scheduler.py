@@ -179,7 +179,7 @@ class Scheduler(Engine):
         most = -(-len(self.running) // 2) if halves else len(self.running)
         lanes = {0, 1} if halves else {0}
         for lane in sorted(lanes - {one.lane for one in self.in_flight}):
-            turn, seconds = self._next_turn(most)
+            turn, seconds = self._next_turn(most, halves)
             if turn:
                 self._launched += 1
                 one = InFlightRound.launch(self.runner, lane, turn, seconds, now)
@@ -192,7 +192,7 @@ class Scheduler(Engine):
             return False
         return self.cost.halves_pay(int(count * self._tokens_each), self._branches_each, count)
 
-    def _next_turn(self, most: int) -> tuple[list[Session], float]:
+    def _next_turn(self, most: int, halves: bool) -> tuple[list[Session], float]:
         """The sessions of the next round: at most so many, as far as the token budget allows.
 
         And the seconds it is expected to take, where that is known.
@@ -223,6 +223,8 @@ class Scheduler(Engine):
                 session.decoder.take(choice.branches[session], choice.rounds, held=choice.held)
         if self.cost is None or len(self.running) == 1:  # a session that is alone has its own pace
             return turn, 0.0
+        if halves:  # the host has the other half meanwhile
+            return turn, self.cost(2 * forwarded, 2 * branches) / 2
         return turn, self.cost(forwarded, branches)
 
     def _follow_load(self) -> None:
@@ -291,7 +293,7 @@ class Scheduler(Engine):
         first = next(iter(offers))
         cost = self.cost = first.decoder.cost  # one for all: sessions of one model
         if self._budget is None or self._budget.cost != cost:
-            self._budget = RowBudget(cost)
+            self._budget = RowBudget(cost, self.token_budget)
         # A session that is alone has its own pace: what ran before it is no matter.
         pace = first.decoder.pace if len(self.running) == 1 else self._pace
         rest = NO_OTHERS

@@ -1,12 +1,11 @@
 """Speed by requests at once: `auto`, which shares a round's rows, against every fixed number.
 
 So many answers are asked for at a time, of which the engine runs as many as it does by default.
-Timed on this machine, some problems at a time, three times over. The settings take turns, and what
-counts is the median of a setting's speed over the mean speed of its turn: a disturbance that lasts
-meets all of them. Each has one engine for all its turns, as a server has. Where the runner is not
-asynchronous they take turns round by round, and the setting that has decoded the fewest tokens goes
-next. Or, with costs of rounds given, simulated: the model decodes, and a round takes what it costs
-on the given device.
+Timed on this machine, some problems at a time, three times over. The settings take turns within a
+moment, the one that has decoded the fewest tokens next, so that a disturbance meets all of them; and
+what counts is the median of a setting's speed over the mean speed of its problems. Each has one
+engine for all its turns, as a server has. Or, with costs of rounds given, simulated: the model
+decodes, and a round takes what it costs on the given device.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ SETTINGS = (*map(str, AUTO_BRANCHES), "auto")
 RUNS = 3  # of each setting, when it is timed
 LEAST_TOGETHER = 16  # problems that are timed with a setting in one go
 QUEUED = 4  # at least so many for each that the engine runs: few of them are decoded alone
+TURN = 0.03  # seconds of a setting, then it is the next one's turn; a round that is longer is one
 # Every load and run finds the same answers again, and to run one of `functions` takes 20 ms.
 _score = lru_cache(maxsize=1 << 16)(score)
 
@@ -50,6 +50,8 @@ def run(study: Study) -> Findings:
         each = [_simulate(study, name, cost, n) for name, cost in costs.items() for n in loads]
         return {"loads": [found for found in each if found is not None]}
     cost = study.model.round_cost  # measured before anything is timed
+    if study.model.runner.is_async:  # nor are graphs captured meanwhile
+        study.model.capture_graphs(TOKEN_BUDGET)
     found: dict[tuple[int, str], list[list[Sample]]] = {}
     engines: dict[tuple[int, str], Scheduler] = {}  # by load and setting
     for done, (n, number) in enumerate([(n, number) for n in loads for number in range(RUNS)]):
@@ -91,19 +93,17 @@ def _timed(
         config, engine = _config(study, setting), engines.get((at_once, setting))
         if engine is None:
             engine = engines[at_once, setting] = _engine(llm, at_once)
-            if llm.runner.is_async:  # graphs of all sizes are made
-                _finish(Run(llm, engine, config, prompts))
         ways[setting] = engine, config
     size = _together(at_once)
-    with gc_frozen.frozen():
-        for first in range(0, count, size):
-            turn = list(ways.items())
-            random.Random(f"{at_once} {number} {first}").shuffle(turn)
-            some = prompts[first : first + size]
-            runs = {setting: Run(llm, *way, some) for setting, way in turn}
-            _take_turns(runs, by_round=not llm.runner.is_async)
-            for setting, run in runs.items():
-                found[setting] += [replace(s, problem=s.problem + first) for s in run.samples]
+    for first in range(0, count, size):
+        turn = list(ways.items())
+        random.Random(f"{at_once} {number} {first}").shuffle(turn)
+        some = prompts[first : first + size]
+        runs = {setting: Run(llm, *way, some) for setting, way in turn}
+        with gc_frozen.frozen():
+            take_turns(runs)
+        for setting, run in runs.items():
+            found[setting] += [replace(s, problem=s.problem + first) for s in run.samples]
     return {
         setting: _keep(study, keys[setting], samples) if setting in missing else samples
         for setting, samples in found.items()
@@ -153,7 +153,16 @@ class Run:
             self._numbers[session] = number
             self.engine.add(session)
 
-    def step(self) -> None:
+    def take_turn(self) -> None:
+        """TURN seconds, at the end of which no round is in flight: the next one's would wait."""
+        engine, until = self.engine, self.clock + TURN
+        goes_on = engine.overlap
+        while engine.busy and (self.clock < until or engine.in_flight):
+            engine.overlap = goes_on and self.clock < until
+            self.step()
+        engine.overlap = goes_on
+
+    def step(self) -> list[tuple[Session, Event]]:
         before, began = self.clock, time.perf_counter()
         events = self.engine.step()
         if self.cost is None:
@@ -164,20 +173,17 @@ class Run:
             self.tokens += session.decoder.brought
             if event.output is not None:
                 elapsed, self._last = self.clock - self._last, self.clock
-                number = self._numbers[session]
+                number = self._numbers.pop(session)  # a server forgets what has ended, too
                 self.samples.append(make_sample("", number, False, event.output, elapsed=elapsed))
         if self.cost is None:  # a round in flight goes on while samples are made
             self.clock = before + time.perf_counter() - began
+        return events
 
 
-def _take_turns(runs: Mapping[str, Run], *, by_round: bool) -> None:
-    """Every run to its end: one after the other, or round by round."""
-    if by_round:
-        while busy := [run for run in runs.values() if run.engine.busy]:
-            min(busy, key=lambda run: run.tokens).step()
-        return
-    for run in runs.values():  # the next round is in flight: another setting would wait for it
-        _finish(run)
+def take_turns(runs: Mapping[str, Run]) -> None:
+    """Every run to its end."""
+    while busy := [run for run in runs.values() if run.engine.busy]:
+        min(busy, key=lambda run: run.tokens).take_turn()
 
 
 def _finish(run: Run) -> list[Sample]:
