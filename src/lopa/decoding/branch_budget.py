@@ -22,7 +22,7 @@ from itertools import accumulate
 from lopa.config import AUTO_BRANCHES, AcceptName
 from lopa.decoding.lookahead import merge, wins_alone
 from lopa.decoding.outcome import Outcome
-from lopa.decoding.row_budget import NO_STEPS, Offer, Steps, concave_steps
+from lopa.decoding.row_budget import NO_STEPS, Offer, concave_steps
 from lopa.types import BoolArray
 
 # Prior of the tokens that each choice gains over the one before, by the way branches are accepted:

@@ -175,9 +175,9 @@ class RowBudget:
         anchors, usual = sum([o.row_length for o in offers]), sum([o.usual for o in offers])
         kinds = Counter([offer.usual_steps for offer in offers])  # few: most offer the same
         each = [[of * gain for gain in _gains(steps)] for steps, of in kinds.items()]
-        gained = each[0] if len(each) == 1 else list(map(sum, zip(*each, strict=True)))
+        gains = each[0] if len(each) == 1 else list(map(sum, zip(*each, strict=True)))
         seconds = self._seconds_of_all(anchors, len(offers), rest)
-        return _best(AUTO_BRANCHES, gained, seconds, rest.tokens + usual, pace)
+        return _best(AUTO_BRANCHES, gains, seconds, rest.tokens + usual, pace)
 
     def _seconds_of_all(self, anchors: int, count: int, rest: Rest) -> list[float]:
         """Until all have had a usual round, by AUTO_BRANCHES, kept: sizes are few."""

@@ -98,11 +98,13 @@ def measure(
             is_steady = turn >= LEAST_TURNS and agree(_spread(timed)) <= STEADY
             if turn and agree(time.perf_counter() - began) > (ENOUGH if is_steady else LONG):
                 break
-            for each in (*timed, *mixed):
+            for each in timed:
                 each.turn()
+            for crowd in mixed:
+                crowd.turn()
     finally:
-        for each in (*timed, *mixed):
-            each.engine.close()
+        for engine in [one.engine for one in timed] + [crowd.engine for crowd in mixed]:
+            engine.close()
     if not timed:
         return EVERY_ROUND_THE_SAME
     return _cost(timed, agree, runner, mixed)

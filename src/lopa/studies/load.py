@@ -1,9 +1,9 @@
 """Speed by requests at once: `auto`, which shares a round's rows, against every fixed number.
 
 So many answers are asked for at a time, of which the engine runs as many as it does by default.
-Timed on this machine, some problems at a time, three times over. The settings take turns within a
-moment, the one that has decoded the fewest tokens next, so that a disturbance meets all of them; and
-what counts is the median of a setting's speed over the mean speed of its problems. Each has one
+Timed on this machine, some problems at a time, three times over. The settings take turns of a
+moment, the one that has decoded the fewest tokens next, so that a disturbance meets all of them.
+What counts is the median of a setting's speed over the mean speed of its problems. Each has one
 engine for all its turns, as a server has. Or, with costs of rounds given, simulated: the model
 decodes, and a round takes what it costs on the given device.
 """
