@@ -67,7 +67,7 @@ def test_one_that_joins_has_the_same_number(llm: LLM, weighed: list[int]) -> Non
     engine = running(llm, 3, 4)
     late = session(llm, 3, DEAR_HOST)
     engine.add(late)
-    for _ in range(4):
+    for _ in range(scheduler.WEIGH_EVERY):
         engine.step()
     kept = [one.decoder._held for one in engine.running]
     engine.close()
@@ -182,7 +182,7 @@ def test_who_comes_one_by_one_decides_for_nobody_else(llm: LLM, weighed: list[in
     count = len(engine.running)
     engine.close()
     assert count == 8
-    assert weighed == [2, 4, 6, 8]
+    assert weighed == [2, 5]
 
 
 def test_what_is_expected_goes_by_the_branches_of_each_round(llm: LLM) -> None:
@@ -200,8 +200,8 @@ def test_what_is_expected_goes_by_the_branches_of_each_round(llm: LLM) -> None:
 
 
 def test_all_are_weighed_again_together(llm: LLM, weighed: list[int]) -> None:
-    running(llm, 4, 2 + 4 * scheduler.WEIGH_EVERY).close()
-    assert weighed == [4] * 5
+    running(llm, 4, 2 + 2 * scheduler.WEIGH_EVERY).close()
+    assert weighed == [4] * 3
 
 
 def test_another_number_is_for_all_from_the_round_after_the_next_on(

@@ -146,7 +146,8 @@ def bench_cost(
         return
     print(f"{environment_line(llm)}")
     print_table(("tokens", "ms"), [(str(t), f"{1e3 * s:.2f}") for t, s in cost.points])
-    print(f"\nof every round on the host, ms: {1e3 * cost.every_round:.2f}")
+    every, more = 1e3 * cost.every_round, 1e3 * cost.mixed_round
+    print(f"\nof every round on the host, ms: {every:.2f}, and {more:.2f} where sessions differ")
     each = (f"{1e3 * seconds:.2f}" for seconds in (*cost.host, cost.records))
     heads = (*(f"k = {k}" for k in AUTO_BRANCHES), "records")
     print("\nof a session on the host, ms:")

@@ -71,12 +71,7 @@ class BranchBudget:
         self._expect()
 
     def observe(self, outcome: Outcome) -> None:
-        """Learn what a round would have brought with each number of branches.
-
-        Not of every round: it takes the host as long as choosing does.
-        """
-        if outcome.plan.index % (LEARN_EVERY_HELD if outcome.is_held else LEARN_EVERY):
-            return
+        """Learn what a round would have brought with each number of branches."""
         if outcome.selection is None:
             self.learn(())  # nothing to compare the anchor with
             return

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from lopa.config import DecodeConfig
+from lopa.decoding import branch_budget
 from lopa.decoding.answer_state import AnswerState
 from lopa.decoding.branch_budget import PRIOR_TOKENS, BranchBudget
 from lopa.decoding.fill import FillRule, with_others
@@ -420,7 +421,11 @@ class Decoder:
         counted, self._counted = self._counted, self.filled
         self.brought = self._counted - counted
         if self.budget is not None:
-            self.budget.observe(outcome)
+            # Not of every round: it takes the host as long as choosing does.
+            held = outcome.is_held
+            every = branch_budget.LEARN_EVERY_HELD if held else branch_budget.LEARN_EVERY
+            if not outcome.plan.index % every:
+                self.budget.observe(outcome)
             start = max(outcome.plan.start, self.prompt)  # what is cached of a prompt is no matter
             self._unpaced.append((self.brought, start, outcome.frame.row_ends))
         self._expected = outcome.taken, len(outcome.drafts)

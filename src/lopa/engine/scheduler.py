@@ -31,7 +31,7 @@ from lopa.types import Plan, Stats
 
 # Where sessions keep their number of branches: rounds that they have it for, and of how many it is
 # weighed in one, for all of them together
-HOLD_ROUNDS, WEIGH_EVERY = 16, 4
+HOLD_ROUNDS, WEIGH_EVERY = 16, 8
 
 
 class Hold(NamedTuple):
@@ -203,12 +203,14 @@ class Scheduler(Engine):
         choice = self._choose_branches(ready[:most])
         forwarded, branches = 0, []
         for session in ready[:most]:
-            offer = session.decoder.offer
-            if offer is None:
+            number = choice.branches.get(session)
+            if number is None:
                 plan = _plan(session)
                 tokens, own = self.runner.cost(plan), len(plan.rows) - 1
             else:
-                own = min(choice.branches[session], len(session.decoder.drafts))
+                offer = session.decoder.offer
+                assert offer is not None
+                own = min(number, len(session.decoder.drafts))
                 tokens = offer.row_length * (own + 1)
             if turn and forwarded + tokens > self.token_budget:
                 break

@@ -101,6 +101,7 @@ class Kernel:
         self.device, self.threads, self.shared = device, threads, shared
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         with torch.cuda.device(device):
+            torch.cuda.mem_get_info()  # the driver's calls need a context: the runtime makes it
             call(driver(), "cuModuleLoadData", ctypes.byref(self._module), binary.code)
             found = ctypes.byref(self._function), self._module, name.encode()
             call(driver(), "cuModuleGetFunction", *found)
