@@ -83,8 +83,8 @@ class Decoder:
         # What the last round predicted for its winner, from the second round on; for branches auto
         self._predicted: IntArray | None = None
         self._pace = Pace()
-        # Of rounds that are not in it: tokens brought, the first position, where rows end
-        self._unpaced: list[tuple[int, int, Sequence[int]]] = []
+        # Of rounds that are not in it: tokens brought, tokens forwarded, branches
+        self._unpaced: list[tuple[int, int, int]] = []
         # Of its first rounds, where they are known: an answer that is decoded again.
         self.known_branches: Sequence[int] = ()
         # Tokens, by the last round that was recorded; negative where its EOS cuts earlier ones off
@@ -247,9 +247,8 @@ class Decoder:
     @property
     def pace(self) -> Pace:
         """Of its rounds, as if it were alone; for branches auto."""
-        for brought, start, ends in self._unpaced:
-            tokens = sum(ends) - len(ends) * start
-            self._pace.add(brought, self.cost.of_one(tokens, len(ends) - 1))
+        for brought, tokens, branches in self._unpaced:
+            self._pace.add(brought, self.cost.of_one(tokens, branches))
         self._unpaced.clear()
         return self._pace
 
@@ -378,7 +377,8 @@ class Decoder:
             own = fills.chosen[: frame.blocks[winner] * view.size]  # of the row's own blocks
             self.drafts = self._spawn(view, drafts, winner, own, frame.may_force[winner], most)
         if self.budget is not None:
-            self._predicted = view.token[winner] if self.round > 1 else None
+            # A copy: the round's arrays are as large as all its rows.
+            self._predicted = view.token[winner].copy() if self.round > 1 else None
             if not held and self.drafts and self.finish is None:
                 self._offer = self.budget.offer(
                     following.length,
@@ -427,7 +427,8 @@ class Decoder:
             if not outcome.plan.index % every:
                 self.budget.observe(outcome)
             start = max(outcome.plan.start, self.prompt)  # what is cached of a prompt is no matter
-            self._unpaced.append((self.brought, start, outcome.frame.row_ends))
+            ends = outcome.frame.row_ends
+            self._unpaced.append((self.brought, sum(ends) - len(ends) * start, len(ends) - 1))
         self._expected = outcome.taken, len(outcome.drafts)
         self.policy.observe(outcome)
         blocks = self.window.block_views(outcome.frame, outcome.winner, outcome.fills.masks)
