@@ -35,10 +35,12 @@ def sections() -> dict[str, str]:
         run = json.loads(path.read_text(encoding="utf-8"))
         runs.setdefault(run["study"], []).append((path, run))
     by_task = {study: {run["task"]: run for _, run in found} for study, found in runs.items()}
+    timed = [run for _, run in runs["load"] if "costs" not in run]
     return {
         "auto-speed": _auto_speed(runs),
         "load": _load([run for _, run in runs["load"] if "costs" in run]),
-        "load-timed": _load([run for _, run in runs["load"] if "costs" not in run]),
+        "load-h200": _load([run for run in timed if "H200" in run["host"]["device"]]),
+        "load-cpu": _load([run for run in timed if "H200" not in run["host"]["device"]]),
         "readings": "\n".join(_readings(name, runs[name]) for name in READ),
         "studies": "\n\n".join(_study(name, found) for name, found in sorted(runs.items())),
         **{name: _short(by_task[name]) for name in COLUMNS},
@@ -98,8 +100,12 @@ def _load(runs: Sequence[Run]) -> str:
     for run in runs:
         heads, rows = load.table(run["findings"])
         lines += [(run["task"], *row) for row in rows]
-    commands = _commands({run["task"]: run for run in runs})
-    measured = f"{_problems({run['task']: run for run in runs})}."
+    alike: dict[str, dict[str, Run]] = {}  # by what they have in common, by task
+    for run in runs:
+        alike.setdefault(run["command"].replace(run["task"], "$task"), {})[run["task"]] = run
+    commands = [line for by_task in alike.values() for line in _commands(by_task)]
+    counts = " and ".join(map(str, sorted({run["problems"] for run in runs})))
+    measured = f"{counts} problems; {machine(runs[0]['host'])}."
     return "\n\n".join([command("\n".join(commands)), table(("task", *heads), lines), measured])
 
 
