@@ -159,6 +159,21 @@ def test_what_sessions_that_differ_add() -> None:
     assert 1e3 * cost.every_round_of(1) == pytest.approx(every_round)
     assert 1e3 * cost.every_round_of(2) == pytest.approx(every_round + moved / 4)
     assert 1e3 * cost(64) == pytest.approx(10 + 6.4 + every_round + own)
+    # A KV cache may have room for no more than the fewer of both: nothing is told by that.
+    mixed[1].sessions = 8
+    assert cost_measurement._cost(timed, float, runner, mixed).mixed_round == 0.0
+
+
+def test_a_small_cache_runs_fewer_sessions_that_differ() -> None:
+    for tokens, room in ((512, 4), (4096, cost_measurement.CROWD)):
+        llm = LLM("dummy:dream-tiny", device="cpu", cache_tokens=tokens)
+        crowd = cost_measurement._Mixed(
+            llm.runner, llm.config, llm.decode_config, None, cost_measurement.CROWD
+        )
+        crowd.turn()
+        crowd.engine.close()
+        assert crowd.sessions == room
+        assert len(crowd.host_seconds) == 1
 
 
 @pytest.mark.usefixtures("_few_turns")

@@ -88,7 +88,11 @@ def measure(
         for one in timed[:-1] if runner.is_async else ():
             one.run_through()
         if runner.is_async and any(one.sessions > 1 for one in timed):
-            mixed = [_Mixed(runner, model, settings, tokenizer, n) for n in (MANY, CROWD)]
+            for sessions in (MANY, CROWD):
+                try:
+                    mixed.append(_Mixed(runner, model, settings, tokenizer, sessions))
+                except CapacityError:
+                    break
         for one in timed:
             one.seconds.clear()  # those were to get ready
             one.host_seconds.clear()
@@ -156,7 +160,7 @@ def _cost(
         # Sequences are attended to one by one, or their statistics are.
         alone = next(m[0] - m[1] for o, m in sizes if o.tokens == size.tokens)
         forwarded = max(0.0, (whole - on_host - alone) / (size.sessions - 1))
-    if mixed:
+    if len({crowd.sessions for crowd in mixed}) > 1:  # the KV cache may have room for few
         (few, on_few), (more, on_more) = [(m.sessions, typical(m.host_seconds)) for m in mixed]
         own = max(0.0, (on_more - on_few) / (more - few))
         record = typical(mixed[-1].record_seconds) / more
@@ -330,8 +334,11 @@ class _Mixed:
         self.record_seconds: list[float] = []
         self._lasts = max(1, block // MIXED_QUOTA)  # rounds of an answer
         self._rounds = 0
+        ran = []
         for _ in range(4 * self._lasts):  # until all run, and graphs of all sizes are captured
             self._round()
+            ran.append(len(self.engine.running))
+        self.sessions = max(ran)  # those that there is room for
 
     def turn(self) -> None:
         rounds = [self._round() for _ in range(MIXED_ROUNDS)]
