@@ -2,15 +2,15 @@
 # The figures in docs/results.md and measurements/kernels.md that need a GPU, a file each:
 #
 #     bash measurements/gpu.sh OUT [checks|host|constrained|rounds|throughput|cut|experts|prefill|precision|speed|
-#                                   load|ramp|auto|branches|floors|ablation|accept|exact|temperature …]
+#                                   cost|load|ramp|auto|branches|floors|ablation|accept|exact|temperature …]
 #
 # Parts that are not named are left out; without a name all of them run. What a part has decoded
-# before (all from precision on but speed) is not decoded again if OUT has it. LIMIT:
+# before (all from precision on but speed and cost) is not decoded again if OUT has it. LIMIT:
 # seconds for each command.
 set -uo pipefail
 out=${1:?where do the files go?}
 shift
-parts=${*:-checks host constrained rounds throughput cut experts prefill precision speed load ramp auto branches floors ablation accept exact temperature}
+parts=${*:-checks host constrained rounds throughput cut experts prefill precision speed cost load ramp auto branches floors ablation accept exact temperature}
 mkdir -p "$out"
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 python=${PYTHON:-python3}
@@ -88,10 +88,20 @@ for part in $parts; do
                 --out "$out/$task-h200"
         done
         ;;
-    load) # timed: alone on the machine
+    cost)
+        measure cost_tiny.txt "${lopa[@]}" bench cost --dtype bfloat16 --out "$out/round_cost_tiny_bf16.json"
+        measure cost_7b.txt "${lopa[@]}" bench cost "${seven[@]}" --out "$out/round_cost_7b_bf16.json"
+        ;;
+    load) # timed: alone on the machine; then by the cost of a 7B model
         for task in words functions; do
-            measure load_$task.txt "${lopa[@]}" study load --task $task --dtype bfloat16 --limit 96 \
-                --seed 61 --out "$out/$task-load"
+            with=(--task $task --dtype bfloat16)
+            measure load_${task}_few.txt "${lopa[@]}" study load "${with[@]}" --limit 96 --seed 61 \
+                --at-once 1,2,4,8 --out "$out/$task-load-h200-few"
+            measure load_${task}_many.txt "${lopa[@]}" study load "${with[@]}" --limit 256 --seed 61 \
+                --at-once 16,32,64,128 --out "$out/$task-load-h200-many"
+            measure load_$task.txt "${lopa[@]}" study load "${with[@]}" --limit 128 --seed 97 \
+                --at-once 1,2,4,8,16,32,64,128 --batch-size 64 --out "$out/$task-load" \
+                --cost measurements/h200/round_cost_7b_bf16.json
         done
         ;;
     ramp) # a server of the built-in model, from idle to overload and back

@@ -87,8 +87,9 @@ class RoundCost:
 
     def host_of_all(self, branches: Sequence[int]) -> float:
         """The host's part of sessions with so many branches each."""
-        by_number = self.host_by_number
-        return sum([by_number[min(k, AUTO_BRANCHES[-1])] for k in branches])
+        if max(branches, default=0) > AUTO_BRANCHES[-1]:
+            branches = [min(k, AUTO_BRANCHES[-1]) for k in branches]
+        return sum(map(self.host_by_number.__getitem__, branches))
 
     def host_of_one(self, branches: float) -> float:
         """The host's part of a session; the number may be a mean of rounds."""
