@@ -249,9 +249,12 @@ def test_sessions_that_begin_have_what_they_would_keep() -> None:
     """Where the host takes long, the number for all; elsewhere what each has of its candidates."""
     rich = concave_steps(AUTO_BRANCHES, (0.0, 2.0, 4.0, 7.0, 8.0))
     offers = [Offer(64, 2.0, NO_STEPS, usual_steps=rich)] * 3
-    quick, slow = RoundCost(((64, 1.0),), (0.01,) * 5), RoundCost(((64, 1.0),), (0.1,) * 5)
+    points = ((64, 0.001),)
+    quick, slow = RoundCost(points, (0.00001,) * 5), RoundCost(points, (0.0001,) * 5)
     assert not RowBudget(quick).are_kept(192, 3)
     assert RowBudget(slow).are_kept(192, 3)
+    slower = RoundCost(points, (0.002,) * 5)  # weighing takes next to nothing of that
+    assert not RowBudget(slower).are_kept(192, 3)
     assert RowBudget(quick).first_numbers(offers) == [0, 0, 0]
     assert RowBudget(slow).first_numbers(offers) == [15, 15, 15]
 

@@ -14,9 +14,9 @@ from lopa.engine import scheduler
 from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
 
-POINTS = ((8, 0.010), (4096, 0.012))
-DEAR_HOST = RoundCost(POINTS, (0.005, 0.0055, 0.006, 0.0065, 0.007))
-CHEAP_HOST = RoundCost(POINTS, (0.0001,) * 5)
+POINTS = ((8, 0.0010), (4096, 0.0012))
+DEAR_HOST = RoundCost(POINTS, (0.00050, 0.00055, 0.00060, 0.00065, 0.00070))
+CHEAP_HOST = RoundCost(POINTS, (0.00001,) * 5)
 CONFIG = DecodeConfig(max_new_tokens=160, block_size=8, branches="auto")
 
 

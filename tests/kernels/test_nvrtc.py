@@ -26,6 +26,7 @@ class FakeDriver:
     def __init__(self, **statuses: int) -> None:
         self.statuses = statuses
         self.device: torch.device | None = None  # the one that is current
+        self.has_context = False  # the thread's own, made by the first call of the runtime
         self.seen: dict[str, Any] = {}
         self.devices: dict[str, torch.device | None] = {}
 
@@ -33,6 +34,8 @@ class FakeDriver:
         def call(*given: Any) -> int:
             self.seen[name] = given
             self.devices[name] = self.device
+            if not self.has_context and not name.startswith("cuTensorMap"):
+                return 201
             if name == "cuLaunchKernelEx":
                 self.launched(given[0]._obj, given[2])
             return self.statuses.get(name, 0)
@@ -67,6 +70,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     monkeypatch.setattr(nvrtc, "driver", lambda: driver)
     monkeypatch.setattr(torch.cuda, "device", on)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=77))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: setattr(driver, "has_context", True))
     return driver
 
 

@@ -31,6 +31,9 @@ PACE_DECAY = 0.95  # weight of a round against the one after it
 # Where the sessions' part of a round is at least this share of the rest of it, they keep their
 # number for several rounds: to weigh the candidates of each takes the host time, too.
 KEEP_FROM_SHARE = 0.25
+# Seconds of a session on the host, from which on weighing it in every round, some 10 µs, is no
+# matter. Without an asynchronous runner its forward is part of them.
+LONG_HOST = 0.001
 # Rows that rounds forward for each of AUTO_BRANCHES, where it is kept to the end: there an answer
 # has fewer masks than that.
 USUAL_ROWS = (0.0, 0.9, 2.6, 5.7, 10.5)
@@ -150,6 +153,8 @@ class RowBudget:
 
     def are_kept(self, anchors: int, sessions: int) -> bool:
         """Whether such sessions keep their number. anchors: tokens of their anchors."""
+        if self.cost.host_of_none > LONG_HOST:
+            return False
         kept = self._host_shares
         share = kept.get((anchors, sessions))
         if share is None:
