@@ -41,13 +41,10 @@ class Run(load.Run):
 
     def step(self) -> list[tuple[Session, Event]]:
         events = super().step()
-        rounds = [event.round for _, event in events]
-        numbers = [len(one.branches) - 1 for one in rounds]
-        forwarded = sum(branch.end - one.start for one in rounds for branch in one.branches)
-        self.rounds += len(rounds)
-        self.branches += sum(numbers)
-        if rounds:
-            self.predicted += self.costs(forwarded, numbers)
+        self.rounds += len(events)
+        self.branches += sum(len(event.round.branches) - 1 for _, event in events)
+        if events:
+            self.predicted += load.predicted_seconds(self.costs, events)
         self.host += self.engine.host_seconds
         self.records += self.engine.record_seconds
         return events

@@ -168,7 +168,7 @@ class Run:
         if self.cost is None:
             self.clock = before + time.perf_counter() - began
         else:
-            self.clock = before + _seconds(self.cost, events)
+            self.clock = before + predicted_seconds(self.cost, events)
         for session, event in events:
             self.tokens += session.decoder.brought
             if event.output is not None:
@@ -201,7 +201,7 @@ def simulate(
     return _finish(Run(llm, engine, config, prompts, cost))
 
 
-def _seconds(cost: RoundCost, events: list[tuple[Session, Event]]) -> float:
+def predicted_seconds(cost: RoundCost, events: list[tuple[Session, Event]]) -> float:
     """Of a round of all these sessions, by what it forwarded."""
     rounds = [event.round for _, event in events]
     tokens = sum(branch.end - one.start for one in rounds for branch in one.branches)
