@@ -126,7 +126,8 @@ def test_what_a_further_session_adds(is_async: bool) -> None:
         assert 1e3 * cost(512, [0] * 8) == pytest.approx(eight)
 
 
-def test_what_sessions_that_differ_add() -> None:
+@pytest.mark.parametrize(("few", "more"), [(8, 32), (2, 4)])
+def test_what_sessions_that_differ_add(few: int, more: int) -> None:
     """In milliseconds: of a round 0.5, 0.8 more where windows move, of a session 0.2."""
     every_round, moved, own = 0.5, 0.8, 0.2
     timed: list[Any] = []
@@ -149,7 +150,7 @@ def test_what_sessions_that_differ_add() -> None:
             host_seconds=[1e-3 * (every_round + share * moved + own * count)] * 3,
             record_seconds=[1e-3 * 0.1 * count] * 3,
         )
-        for count, share in ((8, 1.0 - 0.75**7), (32, 1.0 - 0.75**7))
+        for count, share in ((few, 1.0 - 0.75 ** (few - 1)), (more, 1.0 - 0.75 ** (more - 1)))
     ]
     runner: Any = SimpleNamespace(is_async=True, padding=(), lanes=1)
     cost = cost_measurement._cost(timed, float, runner, mixed)
@@ -159,9 +160,10 @@ def test_what_sessions_that_differ_add() -> None:
     assert 1e3 * cost.every_round_of(1) == pytest.approx(every_round)
     assert 1e3 * cost.every_round_of(2) == pytest.approx(every_round + moved / 4)
     assert 1e3 * cost(64) == pytest.approx(10 + 6.4 + every_round + own)
-    # A KV cache may have room for no more than the fewer of both: nothing is told by that.
-    mixed[1].sessions = 8
-    assert cost_measurement._cost(timed, float, runner, mixed).mixed_round == 0.0
+    # A KV cache may have room for no more than the fewer of both, or for one: that tells nothing.
+    for room in (few, 1):
+        mixed[1].sessions = room
+        assert cost_measurement._cost(timed, float, runner, mixed).mixed_round == 0.0
 
 
 def test_a_small_cache_runs_fewer_sessions_that_differ() -> None:

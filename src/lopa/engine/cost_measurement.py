@@ -160,12 +160,15 @@ def _cost(
         # Sequences are attended to one by one, or their statistics are.
         alone = next(m[0] - m[1] for o, m in sizes if o.tokens == size.tokens)
         forwarded = max(0.0, (whole - on_host - alone) / (size.sessions - 1))
-    if len({crowd.sessions for crowd in mixed}) > 1:  # the KV cache may have room for few
+    if len({crowd.sessions for crowd in mixed} - {1}) > 1:  # the KV cache may have room for few
         (few, on_few), (more, on_more) = [(m.sessions, typical(m.host_seconds)) for m in mixed]
-        own = max(0.0, (on_more - on_few) / (more - few))
         record = typical(mixed[-1].record_seconds) / more
-        beside = max(0.0, on_few - few * own - (first - own))
-        mixed_round = beside / RoundCost.share_mixed(few)
+        # Over one session alone: a share of mixed_round, and each of the others
+        share, further = RoundCost.share_mixed(few), RoundCost.share_mixed(more)
+        fewer, most = on_few - first, on_more - first
+        both = share * (more - 1) - further * (few - 1)
+        own = max(0.0, (share * most - further * fewer) / both)
+        mixed_round = max(0.0, fewer - (few - 1) * own) / share
     records = RECORD_GROWTH * record
     # Of one session alone the rest is what every round costs.
     host = [own + forwarded + (own + records) * (growth - 1.0) for growth in HOST_GROWTH]
