@@ -95,9 +95,9 @@ for part in $parts; do
     load) # timed: alone on the machine; then by the cost of a 7B model
         for task in words functions; do
             with=(--task $task --dtype bfloat16)
-            measure load_${task}_few.txt "${lopa[@]}" study load "${with[@]}" --limit 96 --seed 61 \
+            measure load_${task}_few.txt "${lopa[@]}" study load "${with[@]}" --limit 256 --seed 61 \
                 --at-once 1,2,4,8 --out "$out/$task-load-h200-few"
-            measure load_${task}_many.txt "${lopa[@]}" study load "${with[@]}" --limit 256 --seed 61 \
+            measure load_${task}_many.txt "${lopa[@]}" study load "${with[@]}" --limit 512 --seed 61 \
                 --at-once 16,32,64,128 --out "$out/$task-load-h200-many"
             measure load_$task.txt "${lopa[@]}" study load "${with[@]}" --limit 128 --seed 97 \
                 --at-once 1,2,4,8,16,32,64,128 --batch-size 64 --out "$out/$task-load" \
@@ -106,7 +106,7 @@ for part in $parts; do
         ;;
     ramp) # a server of the built-in model, from idle to overload and back
         for task in words functions; do
-            measure ramp_$task.txt env TASK=$task bash measurements/ramp.sh "$out/ramp_$task" \
+            measure ramp_$task.txt env TASK=$task RUNS=5 bash measurements/ramp.sh "$out/ramp_$task" \
                 20,60,120,180 2 --dtype bfloat16 --warmup 4096
         done
         ;;

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from lopa import LLM
-from lopa.bench import gc_frozen
 from lopa.config import AUTO_BRANCHES
 from lopa.decoding.round_cost import RoundCost
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET
@@ -89,8 +88,7 @@ def main() -> None:
                 config = llm.decode_config(max_new_tokens=ROOM, branches=branches)
                 engine = llm.engine(max_running=min(at_once, MAX_RUNNING))
                 runs[setting] = Run(llm, engine, config, prompts)
-            with gc_frozen.frozen():
-                load.take_turns(runs)
+            load.take_turns(runs)
             figures = {setting: run.figures for setting, run in runs.items()}
             plain = figures["0"]["host"] + figures["0"]["records"]
             best = max(own["tokens/s"] for setting, own in figures.items() if setting != "auto")

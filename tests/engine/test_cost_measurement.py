@@ -114,7 +114,9 @@ def test_what_a_further_session_adds(is_async: bool) -> None:
     runner: Any = SimpleNamespace(is_async=is_async, padding=(), lanes=1)
     cost = cost_measurement._cost(timed, float, runner)
     points = {tokens: 1e3 * seconds for tokens, seconds in cost.points}
-    record *= cost_measurement.RECORD_GROWTH
+    record *= cost_measurement.RECORDS_OF_ANSWERS
+    own *= cost_measurement.HOST_OF_ANSWERS
+    every_round *= cost_measurement.HOST_OF_ANSWERS
     assert 1e3 * cost.every_round == pytest.approx(every_round)
     assert points[256] == pytest.approx(10 + 25.6)
     if is_async:  # records are made meanwhile
@@ -154,7 +156,9 @@ def test_what_sessions_that_differ_add(few: int, more: int) -> None:
     ]
     runner: Any = SimpleNamespace(is_async=True, padding=(), lanes=1)
     cost = cost_measurement._cost(timed, float, runner, mixed)
-    assert 1e3 * cost.records == pytest.approx(0.1 * cost_measurement.RECORD_GROWTH)
+    assert 1e3 * cost.records == pytest.approx(0.1 * cost_measurement.RECORDS_OF_ANSWERS)
+    more_on_host = cost_measurement.HOST_OF_ANSWERS
+    own, moved, every_round = (part * more_on_host for part in (own, moved, every_round))
     assert 1e3 * cost.host[0] == pytest.approx(own)
     assert 1e3 * cost.mixed_round == pytest.approx(moved)
     assert 1e3 * cost.every_round_of(1) == pytest.approx(every_round)

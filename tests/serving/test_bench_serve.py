@@ -57,6 +57,14 @@ def test_what_was_refused_or_failed_is_not_answered() -> None:
     assert (load.latency["p50"], load.tokens_per_second) == (0.5, 13 / 3)
 
 
+def test_a_run_in_which_the_machine_stood_still_is_one_of_several() -> None:
+    slow, few = [Answer(status=200, seconds=9.0)] * 8, [Answer(status=200, seconds=1.0)]
+    runs = [Offered(1.0, slow, 1.0), *[Offered(1.0, few, 1.0)] * 2]
+    load = summarise(runs)
+    assert (load.typical, load.latency["p50"]) == (1.0, 9.0)
+    assert summarise([*runs, Offered(1.0, [Answer(status=429)], 1.0)]).typical is None
+
+
 def test_auto_is_compared_with_the_lowest_of_the_fixed_numbers() -> None:
     def loads(*medians: float | None) -> list[Load]:
         answers = [[Answer(status=200, seconds=m)] if m else [Answer(status=429)] for m in medians]

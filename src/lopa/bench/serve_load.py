@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 import httpx
@@ -87,6 +88,9 @@ class Load:
     latency: dict[str, float]  # percentile → seconds, of the completed
     first_text: dict[str, float]
     branches: float | None  # of a round on average, where the endpoint says so
+    # Seconds: the median over runs of their median latencies, so that a moment in which the machine
+    # stood still counts in one run only. None where a run completed nothing.
+    typical: float | None
 
 
 async def first_model(url: str, api_key: str | None) -> str:
@@ -152,6 +156,7 @@ def summarise(runs: Sequence[Offered]) -> Load:
     answers = [answer for run in runs for answer in run.answers]
     seconds = sum(run.seconds for run in runs)
     done = [answer for answer in answers if answer.complete]
+    each = [percentiles([a.seconds for a in run.answers if a.complete]) for run in runs]
     refused = sum(answer.status in (429, 503) for answer in answers)
     return Load(
         offered=runs[0].rate,
@@ -166,11 +171,12 @@ def summarise(runs: Sequence[Offered]) -> Load:
         latency=percentiles([answer.seconds for answer in done]),
         first_text=percentiles([a.first_text for a in done if a.first_text is not None]),
         branches=_mean([a.branches for a in done if a.branches is not None]),
+        typical=median(found["p50"] for found in each) if all(each) else None,
     )
 
 
 def over_envelope(loads: Mapping[str, Sequence[Load]]) -> list[float | None]:
-    """At each rate in turn: median latency of auto over the lowest of the fixed numbers.
+    """At each rate in turn: typical latency of auto over the lowest of the fixed numbers.
 
     None where one of them has not completed a request; empty where there is nothing to compare.
     """
@@ -179,8 +185,8 @@ def over_envelope(loads: Mapping[str, Sequence[Load]]) -> list[float | None]:
         return []
     found: list[float | None] = []
     for each in zip(loads["auto"], *fixed, strict=True):
-        own, *others = [load.latency.get("p50", math.nan) for load in each]
-        found.append(None if math.isnan(own + sum(others)) else own / min(others))
+        typical = [load.typical for load in each if load.typical is not None]
+        found.append(typical[0] / min(typical[1:]) if len(typical) == len(each) else None)
     return found
 
 
@@ -274,7 +280,7 @@ def plot_load(loads: Sequence[Load], path: str) -> None:
 
 
 def plot_comparison(loads: Mapping[str, Sequence[Load]], path: str) -> None:
-    """Median latency and branches of several settings against offered load, in their order.
+    """Typical latency and branches of several settings against offered load, in their order.
 
     A line that goes up and back shows what an overload leaves behind.
     """
@@ -282,7 +288,8 @@ def plot_comparison(loads: Mapping[str, Sequence[Load]], path: str) -> None:
     for name, each in loads.items():
         offered = [load.offered for load in each]
         line = {"marker": "o", "markersize": 4, "label": name}
-        left.plot(offered, [load.latency.get("p50", math.nan) for load in each], **line)
+        typical = [math.nan if load.typical is None else load.typical for load in each]
+        left.plot(offered, typical, **line)
         found = [math.nan if load.branches is None else load.branches for load in each]
         right.plot(offered, found, **line)
     left.set(xlabel="offered requests/s", ylabel="median latency, seconds", yscale="log")

@@ -138,7 +138,7 @@ def bench_serve(
         print_table(("asked", *heads, "branches"), rows)
     if ratios:
         each_rate = ", ".join("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
-        print(f"auto's median latency over the lowest of the fixed numbers', by rate: {each_rate}")
+        print(f"auto's typical latency over the lowest of the fixed numbers', by rate: {each_rate}")
 
 
 def _name(number: int | str | None) -> str:

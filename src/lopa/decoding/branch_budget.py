@@ -36,6 +36,7 @@ PRIOR_GAINS: dict[AcceptName, tuple[float, ...]] = {
 # Rounds, one of so many is learned of: usually, and where the number of branches is kept (there
 # the host is what takes long)
 LEARN_EVERY, LEARN_EVERY_HELD = 8, 32
+LOOK_EVERY_HELD = 4  # rounds, in one of so many whether an EOS is in view is looked for: likewise
 PRIOR_COUNT = 3.5  # rounds learned of that this prior counts for
 EMA_DECAY = 0.92  # weight of a round against the next one that is learned of
 # Some of a gain would have come a round later by itself, and a first token that is right makes
@@ -52,9 +53,11 @@ GAIN_SHARES: dict[AcceptName, tuple[float, ...]] = {
 # PRIOR_GAINS in the tokens per forward of fixed numbers (measurements/load_time.py).
 USUAL_GAIN_SHARES: dict[AcceptName, tuple[float, ...]] = {
     **GAIN_SHARES,
-    "agreed": (1.2, 0.87, 0.67, 0.44),
+    "agreed": (1.2, 0.87, 0.68, 0.5),
 }
-WAITING_GAIN_SHARE = 0.3  # of all that, while the first block waits: it would fill up anyway
+# Of all that, while the first block waits for the next. With few branches that win it fills up
+# anyway; with `agreed` the next one comes the earlier.
+WAITING_GAIN_SHARE: dict[AcceptName, float] = {"score": 0.3, "agreed": 1.0, "exact": 0.3}
 # Prior of the tokens that a round without branches brings. As long as no EOS is in view (open) the
 # answer is a long one, and those start slowly and get faster.
 PRIOR_TOKENS, PRIOR_TOKENS_OPEN = 2.4, 5.0
@@ -157,7 +160,7 @@ class BranchBudget:
         first_share = bisect(FIRST_GAIN_SHARES, (top_prob,))
         candidates = min(candidates, AUTO_BRANCHES[-1])
         choices = _choices(candidates)
-        share = WAITING_GAIN_SHARE if is_waiting else 1.0
+        share = WAITING_GAIN_SHARE[self.accept] if is_waiting else 1.0
         steps = concave_steps(choices, self._gains[first_share][: len(choices)], share)
         explores = self._unexplored >= EXPLORE_AFTER and index % LEARN_EVERY == 0
         least = min(candidates, int(explores))

@@ -80,11 +80,10 @@ class Decoder:
         self._taken = NO_STEPS  # of an offer, by which the number of branches was chosen
         self._held, self._held_rounds = 0, 0  # branches, in so many rounds after the next
         self._is_held = False  # whether the next round's were kept
-        # What the last round predicted for its winner, from the second round on; for branches auto
-        self._predicted: IntArray | None = None
+        # Whether no EOS is in view, neither filled nor predicted; for branches auto
+        self._is_open = False
         self._pace = Pace()
-        # Of rounds that are not in it: tokens brought, tokens forwarded, branches
-        self._unpaced: list[tuple[int, int, int]] = []
+        self._unpaced: list[tuple[int, Round]] = []  # that are not in it, with what they brought
         # Of its first rounds, where they are known: an answer that is decoded again.
         self.known_branches: Sequence[int] = ()
         # Tokens, by the last round that was recorded; negative where its EOS cuts earlier ones off
@@ -232,13 +231,6 @@ class Decoder:
         length: int = plan.rows.shape[1]
         return length - max(0, self.prompt - plan.start)
 
-    @property
-    def _is_open(self) -> bool:
-        """Whether no EOS is in view. The first forward shows too little to tell."""
-        if self._predicted is None or self.gaps or self.has_eos:
-            return False
-        return self.eos_ids.isdisjoint(self._predicted.tolist())
-
     def usual_offer(self) -> Offer:
         """What a usual round expects of branches, whatever the candidates of the next one are."""
         assert self.budget is not None
@@ -247,8 +239,10 @@ class Decoder:
     @property
     def pace(self) -> Pace:
         """Of its rounds, as if it were alone; for branches auto."""
-        for brought, tokens, branches in self._unpaced:
-            self._pace.add(brought, self.cost.of_one(tokens, branches))
+        for brought, one in self._unpaced:
+            start = max(one.start, self.prompt)  # what is cached of a prompt is no matter
+            tokens = sum(branch.end - start for branch in one.branches)
+            self._pace.add(brought, self.cost.of_one(tokens, len(one.branches) - 1))
         self._unpaced.clear()
         return self._pace
 
@@ -377,8 +371,8 @@ class Decoder:
             own = fills.chosen[: frame.blocks[winner] * view.size]  # of the row's own blocks
             self.drafts = self._spawn(view, drafts, winner, own, frame.may_force[winner], most)
         if self.budget is not None:
-            # A copy: the round's arrays are as large as all its rows.
-            self._predicted = view.token[winner].copy() if self.round > 1 else None
+            if not held or not self.round % branch_budget.LOOK_EVERY_HELD:
+                self._is_open = self._sees_no_eos(view, winner)
             if not held and self.drafts and self.finish is None:
                 self._offer = self.budget.offer(
                     following.length,
@@ -426,13 +420,19 @@ class Decoder:
             every = branch_budget.LEARN_EVERY_HELD if held else branch_budget.LEARN_EVERY
             if not outcome.plan.index % every:
                 self.budget.observe(outcome)
-            start = max(outcome.plan.start, self.prompt)  # what is cached of a prompt is no matter
-            ends = outcome.frame.row_ends
-            self._unpaced.append((self.brought, sum(ends) - len(ends) * start, len(ends) - 1))
         self._expected = outcome.taken, len(outcome.drafts)
         self.policy.observe(outcome)
         blocks = self.window.block_views(outcome.frame, outcome.winner, outcome.fills.masks)
-        return make_record(outcome, blocks)
+        record = make_record(outcome, blocks)
+        if self.budget is not None:
+            self._unpaced.append((self.brought, record))
+        return record
+
+    def _sees_no_eos(self, view: RoundView, winner: int) -> bool:
+        """The first forward shows too little to tell."""
+        if self.round == 1 or self.gaps or self.has_eos:
+            return False
+        return self.eos_ids.isdisjoint(view.token[winner].tolist())
 
     def _choose_length(self, plan: Plan, stats: Stats) -> int:
         """A round of the search: when it is over, decoding begins with the length it has chosen."""

@@ -44,10 +44,11 @@ PREFIX = 32  # of the prompt
 QUOTA = 2  # tokens of each block that a round fills
 # Of sessions that differ: rounds in a turn, and that quota. Their windows move more often.
 MIXED_ROUNDS, MIXED_QUOTA = 3, 4
-# What a session takes the host, records included, over one without branches: by AUTO_BRANCHES, on
-# the built-in tasks (measurements/load_time.py).
-HOST_GROWTH = (1.0, 1.38, 1.81, 2.27, 2.92)
-RECORD_GROWTH = 1.5  # of its records over those of rounds that are made up, there as well
+# What answers take the host over these rounds, which are made up: it fills more tokens, begins
+# and ends answers; and what a session takes, records included, over one without branches, by
+# AUTO_BRANCHES. On the built-in tasks (measurements/load_time.py).
+HOST_OF_ANSWERS, RECORDS_OF_ANSWERS = 1.2, 1.8
+HOST_GROWTH = (1.0, 1.34, 1.7, 2.2, 2.9)
 # Rounds timed for each number of branches, in turn: a disturbance meets them all. The faster half
 # of the turns counts.
 LEAST_TURNS, MOST_TURNS = 7, 30
@@ -169,8 +170,9 @@ def _cost(
         both = share * (more - 1) - further * (few - 1)
         own = max(0.0, (share * most - further * fewer) / both)
         mixed_round = max(0.0, fewer - (few - 1) * own) / share
-    records = RECORD_GROWTH * record
     # Of one session alone the rest is what every round costs.
+    every_round = HOST_OF_ANSWERS * max(0.0, first - own)
+    own, records = HOST_OF_ANSWERS * own, RECORDS_OF_ANSWERS * record
     host = [own + forwarded + (own + records) * (growth - 1.0) for growth in HOST_GROWTH]
     if not runner.is_async:  # nothing works meanwhile
         host, records = [seconds + records for seconds in host], 0.0
@@ -187,8 +189,8 @@ def _cost(
         records,
         runner.padding,
         in_halves=runner.is_async and runner.lanes > 1,
-        every_round=max(0.0, first - own),
-        mixed_round=mixed_round,
+        every_round=every_round,
+        mixed_round=HOST_OF_ANSWERS * mixed_round,
     )
 
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from lopa.decoding.decoder import Decoder
 from lopa.decoding.round_cost import RoundCost
 from lopa.decoding.row_budget import NO_OTHERS, Offer, Pace, Rest, RowBudget
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
@@ -39,7 +40,7 @@ class Hold(NamedTuple):
 
     launched: int  # rounds, when it was weighed
     running: int  # sessions, then
-    branches: int | None  # for sessions that join; None: of one alone
+    branches: int
 
 
 class Choice(NamedTuple):
@@ -108,6 +109,7 @@ class Scheduler(Engine):
         self._budget: RowBudget | None = None  # as soon as a session leaves its number open
         self._launched = 0  # rounds
         self._hold: Hold | None = None
+        self._keeps_none = False  # nothing was to be kept when sessions were weighed last
         # Of a session in the round that was launched last: tokens forwarded, branches
         self._tokens_each = self._branches_each = 0.0
 
@@ -170,9 +172,7 @@ class Scheduler(Engine):
 
     def _launch(self, now: float) -> None:
         """Launch what is to be in flight. now: when its time begins."""
-        self._admit()
-        self._follow_load()
-        self._weigh_again()
+        self._keep_numbers(self._admit())
         halves = self._goes_in_halves()
         if self.in_flight and not halves:
             return  # all go together when those are done
@@ -229,37 +229,50 @@ class Scheduler(Engine):
             return turn, self.cost(2 * forwarded, 2 * branches) / 2
         return turn, self.cost(forwarded, branches)
 
-    def _follow_load(self) -> None:
-        """Nothing is kept when more than twice as many sessions run as did, or less than half."""
-        hold, running = self._hold, len(self.running)
-        if hold is not None and not hold.running <= 2 * running <= 4 * hold.running:
-            self._drop_hold()
+    def _keep_numbers(self, joining: Sequence[Decoder]) -> None:
+        """Weigh the number that sessions keep where that is due; those that join have it, too.
 
-    def _drop_hold(self) -> None:
-        self._hold = None
-        for session in self.running:
-            session.decoder.release()
-
-    def _weigh_again(self) -> None:
-        """The number that sessions keep; another one counts from the round after the next."""
-        if self._hold is None or self._launched - self._hold.launched < WEIGH_EVERY:
+        Another number counts from the round after the next.
+        """
+        hold = self._hold
+        if hold is not None and self._still_holds(hold, joining):
+            for decoder in joining:
+                decoder.take(hold.branches, HOLD_ROUNDS, held=True)
             return
-        keeping = [session for session in self.running if session.decoder.keeps_branches]
-        if not keeping:
-            return
+        if hold is None and (self._keeps_none or not joining):
+            return  # all weigh their rounds as they come
         offers: dict[Session, Offer] = {}
         for session in self.running:
             decoder = session.decoder
             if decoder.leaves_branches_open:
                 offers[session] = decoder.offer or decoder.usual_offer()
-        others = [session for session in self.running if session not in offers]
-        weighed = self._weigh(offers, others)
+        if not offers:
+            return
+        keeping = [session.decoder for session in offers if session.decoder.keeps_branches]
+        weighed = self._weigh(offers, [one for one in self.running if one not in offers])
         if not weighed.are_kept:
             self._drop_hold()
             return
         number = self._keep(weighed)
-        for session in keeping:
-            session.decoder.keep(number, HOLD_ROUNDS)
+        for decoder in keeping:
+            decoder.keep(number, HOLD_ROUNDS)
+        for decoder in joining:
+            decoder.take(number, HOLD_ROUNDS, held=True)
+
+    def _still_holds(self, hold: Hold, joining: Sequence[Decoder]) -> bool:
+        """Not when more than twice as many sessions run as did, or less than half."""
+        running = len(self.running)
+        if joining and 1 in (running, hold.running):  # one that is alone has its own number
+            return False
+        if not hold.running <= 2 * running <= 4 * hold.running:
+            return False
+        return self._launched - hold.launched < WEIGH_EVERY
+
+    def _drop_hold(self) -> None:
+        """Keep nothing: the device is what takes long."""
+        self._hold, self._keeps_none = None, True
+        for session in self.running:
+            session.decoder.release()
 
     def _choose_branches(self, sessions: list[Session]) -> Choice:
         """Of all sessions that leave their number open, in one budget.
@@ -271,8 +284,9 @@ class Scheduler(Engine):
         offers = {session: offer for session, offer in found if offer is not None}
         if not offers:
             return Choice({})
-        number = self._kept_number()
-        if number is None:
+        if self._hold is not None:
+            number = self._hold.branches
+        else:
             weighed = self._weigh(offers, [session for session, offer in found if offer is None])
             if not weighed.are_kept:
                 self._drop_hold()
@@ -307,20 +321,13 @@ class Scheduler(Engine):
     def _keep(self, weighed: Weighed) -> int:
         """The number for all sessions, from now on."""
         number = weighed.budget.number_for_all(weighed.offers, weighed.pace, weighed.rest)
-        count = len(self.running)
-        self._hold = Hold(self._launched, count, None if count == 1 else number)
+        self._hold, self._keeps_none = Hold(self._launched, len(self.running), number), False
         return number
 
-    def _kept_number(self) -> int | None:
-        """What sessions have that need not be weighed; None: they have to."""
-        hold = self._hold
-        if hold is None or self._launched - hold.launched >= HOLD_ROUNDS:
-            return None
-        return hold.branches
-
-    def _admit(self) -> None:
-        if not self.running:
-            self._hold = None  # those who kept it have gone
+    def _admit(self) -> list[Decoder]:
+        """Returns those that are new and leave their number open."""
+        if not self.running:  # those who kept it have gone
+            self._hold, self._keeps_none = None, False
         new: list[Session] = []
         while self.waiting and len(self.running) + len(new) < self.max_running:
             if not self._open(self.waiting[0]):
@@ -330,10 +337,8 @@ class Scheduler(Engine):
             raise CapacityError("no capacity in the KV cache: other requests hold it")
         # New ones go first, in their order: their first round is what their users wait for.
         self.running.extendleft(reversed(new))
-        number = self._kept_number()
-        for decoder in (session.decoder for session in new):
-            if number is not None and decoder.leaves_branches_open and not decoder.known_branches:
-                decoder.take(number, HOLD_ROUNDS, held=True)
+        decoders = [session.decoder for session in new]
+        return [one for one in decoders if one.leaves_branches_open and not one.known_branches]
 
     def _open(self, session: Session) -> bool:
         """Give a session a slot of the runner, and its cache if it goes on from elsewhere."""

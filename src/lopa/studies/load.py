@@ -10,6 +10,7 @@ decodes, and a round takes what it costs on the given device.
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections import deque
@@ -100,8 +101,7 @@ def _timed(
         random.Random(f"{at_once} {number} {first}").shuffle(turn)
         some = prompts[first : first + size]
         runs = {setting: Run(llm, *way, some) for setting, way in turn}
-        with gc_frozen.frozen():
-            take_turns(runs)
+        take_turns(runs)
         for setting, run in runs.items():
             found[setting] += [replace(s, problem=s.problem + first) for s in run.samples]
     return {
@@ -181,9 +181,15 @@ class Run:
 
 
 def take_turns(runs: Mapping[str, Run]) -> None:
-    """Every run to its end."""
-    while busy := [run for run in runs.values() if run.engine.busy]:
-        min(busy, key=lambda run: run.tokens).take_turn()
+    """Every run to its end. Garbage is collected between turns: it is that of all runs."""
+    with gc_frozen.frozen():
+        gc.disable()
+        try:
+            while busy := [run for run in runs.values() if run.engine.busy]:
+                min(busy, key=lambda run: run.tokens).take_turn()
+                gc.collect(1)  # what has been there for long is left alone
+        finally:
+            gc.enable()
 
 
 def _finish(run: Run) -> list[Sample]:
