@@ -52,6 +52,12 @@ def test_a_disturbance_of_a_turn_is_no_matter() -> None:
     most = {(run, turn): 4.0 for run in range(2) for turn in range(3)}
     found = load.speeds({"a": runs(0.1, most), "b": runs(0.2, {})}, 2)
     assert found["a"] / found["b"] == pytest.approx(0.5)
+    # The wider the more turns differ
+    same = load.interval({"a": runs(0.1, slow), "b": runs(0.2, slow)}, 2, "a", "b")
+    assert same == pytest.approx([2.0, 2.0])
+    some = {(0, 0): 1.5, (0, 2): 1.2, (1, 1): 0.8}
+    low, high = load.interval({"a": runs(0.1, some), "b": runs(0.2, {})}, 2, "a", "b")
+    assert 2.0 / 1.5 <= low < 2.0 < high <= 2.0 / 0.8
 
 
 def test_figures_of_some_answers() -> None:

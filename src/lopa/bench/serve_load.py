@@ -68,7 +68,7 @@ class Offered:
     """One rate for some time, and the answers to its requests."""
 
     rate: float  # requests per second
-    answers: list[Answer]
+    answers: list[Answer]  # in the order of the requests
     seconds: float  # until the last answer
 
 
@@ -88,9 +88,6 @@ class Load:
     latency: dict[str, float]  # percentile → seconds, of the completed
     first_text: dict[str, float]
     branches: float | None  # of a round on average, where the endpoint says so
-    # Seconds: the median over runs of their median latencies, so that a moment in which the machine
-    # stood still counts in one run only. None where a run completed nothing.
-    typical: float | None
 
 
 async def first_model(url: str, api_key: str | None) -> str:
@@ -124,7 +121,6 @@ async def offer(
         for step, rate in enumerate(rates)
         for at in arrivals(rate, seconds, seed + step)
     ]
-    answers: list[list[Answer]] = [[] for _ in rates]
     ended = [0.0] * len(rates)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(
@@ -132,13 +128,16 @@ async def offer(
     ) as client:
         began = time.perf_counter()
 
-        async def one(number: int, step: int, at: float) -> None:
+        async def one(number: int, step: int, at: float) -> Answer:
             await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
             answer = await _ask(client, endpoint, prompts[number % len(prompts)], began + at)
-            answers[step].append(answer)
             ended[step] = time.perf_counter() - began - step * seconds
+            return answer
 
-        await asyncio.gather(*(one(number, *each) for number, each in enumerate(due)))
+        found = await asyncio.gather(*(one(number, *each) for number, each in enumerate(due)))
+    answers: list[list[Answer]] = [[] for _ in rates]
+    for (step, _), answer in zip(due, found, strict=True):
+        answers[step].append(answer)
     return [Offered(*each) for each in zip(rates, answers, ended, strict=True)]
 
 
@@ -156,7 +155,6 @@ def summarise(runs: Sequence[Offered]) -> Load:
     answers = [answer for run in runs for answer in run.answers]
     seconds = sum(run.seconds for run in runs)
     done = [answer for answer in answers if answer.complete]
-    each = [percentiles([a.seconds for a in run.answers if a.complete]) for run in runs]
     refused = sum(answer.status in (429, 503) for answer in answers)
     return Load(
         offered=runs[0].rate,
@@ -171,23 +169,37 @@ def summarise(runs: Sequence[Offered]) -> Load:
         latency=percentiles([answer.seconds for answer in done]),
         first_text=percentiles([a.first_text for a in done if a.first_text is not None]),
         branches=_mean([a.branches for a in done if a.branches is not None]),
-        typical=median(found["p50"] for found in each) if all(each) else None,
     )
 
 
-def over_envelope(loads: Mapping[str, Sequence[Load]]) -> list[float | None]:
-    """At each rate in turn: typical latency of auto over the lowest of the fixed numbers.
+def over_envelope(answers: Mapping[str, Sequence[Sequence[Offered]]]) -> list[float | None]:
+    """At each rate in turn: what requests take with auto over what they take with fixed numbers.
 
-    None where one of them has not completed a request; empty where there is nothing to compare.
+    answers: by what was asked, of each run, of each rate. All were asked for the same at the same
+    times, so each request is compared with itself: of its latency with auto over that with a fixed
+    number the median over requests, of the fixed numbers the one that is hardest on auto. None
+    where nothing was completed with one of them; empty where there is nothing to compare.
     """
-    fixed = [each for name, each in loads.items() if name != "auto"]
-    if "auto" not in loads or not fixed:
+    fixed = [runs for name, runs in answers.items() if name != "auto"]
+    if "auto" not in answers or not fixed:
         return []
     found: list[float | None] = []
-    for each in zip(loads["auto"], *fixed, strict=True):
-        typical = [load.typical for load in each if load.typical is not None]
-        found.append(typical[0] / min(typical[1:]) if len(typical) == len(each) else None)
+    for step in range(len(answers["auto"][0])):
+        ratios = [_by_request(answers["auto"], runs, step) for runs in fixed]
+        found.append(max(map(median, ratios)) if all(ratios) else None)
     return found
+
+
+def _by_request(
+    some: Sequence[Sequence[Offered]], others: Sequence[Sequence[Offered]], step: int
+) -> list[float]:
+    """Latency of each request over that of the same one in the others."""
+    pairs = [
+        pair
+        for run, other in zip(some, others, strict=True)
+        for pair in zip(run[step].answers, other[step].answers, strict=True)
+    ]
+    return [a.seconds / b.seconds for a, b in pairs if a.complete and b.complete]
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -280,7 +292,7 @@ def plot_load(loads: Sequence[Load], path: str) -> None:
 
 
 def plot_comparison(loads: Mapping[str, Sequence[Load]], path: str) -> None:
-    """Typical latency and branches of several settings against offered load, in their order.
+    """Median latency and branches of several settings against offered load, in their order.
 
     A line that goes up and back shows what an overload leaves behind.
     """
@@ -288,8 +300,7 @@ def plot_comparison(loads: Mapping[str, Sequence[Load]], path: str) -> None:
     for name, each in loads.items():
         offered = [load.offered for load in each]
         line = {"marker": "o", "markersize": 4, "label": name}
-        typical = [math.nan if load.typical is None else load.typical for load in each]
-        left.plot(offered, typical, **line)
+        left.plot(offered, [load.latency.get("p50", math.nan) for load in each], **line)
         found = [math.nan if load.branches is None else load.branches for load in each]
         right.plot(offered, found, **line)
     left.set(xlabel="offered requests/s", ylabel="median latency, seconds", yscale="log")

@@ -109,7 +109,7 @@ def bench_serve(
         name: [summarise(same) for same in zip(*of_runs, strict=True)]
         for name, of_runs in answers.items()
     }
-    ratios = over_envelope(found)
+    ratios = over_envelope(answers)
     if picture is not None:
         try:
             if branches is None:
@@ -138,7 +138,7 @@ def bench_serve(
         print_table(("asked", *heads, "branches"), rows)
     if ratios:
         each_rate = ", ".join("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
-        print(f"auto's typical latency over the lowest of the fixed numbers', by rate: {each_rate}")
+        print(f"a request's latency with auto over the best fixed number's, by rate: {each_rate}")
 
 
 def _name(number: int | str | None) -> str:

@@ -53,8 +53,8 @@ _FRAME_SECONDS = 1 / 20
 _LANE_LINES = 7  # of text in the live view, at most
 _TEXT_LINES = 8  # of text in the table, at most; --json has all of it
 # (tokens, seconds) of one row and of eight on one H200 in bf16: measurements/h200/round_cost_*.json
-H200_TINY = ((64, 0.468e-3), (512, 0.678e-3))
-H200_7B = ((64, 4.07e-3), (512, 10.9e-3))
+H200_TINY = ((64, 0.488e-3), (512, 0.707e-3))
+H200_7B = ((64, 4.10e-3), (512, 11.87e-3))
 
 
 @with_decoding("decoder", max_new_tokens=str(_NEW_TOKENS))

@@ -17,9 +17,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import exp, log
-from statistics import fmean, median
+from math import log
+from statistics import median
 from typing import Any
+
+import numpy as np
 
 from lopa.bench import gc_frozen
 from lopa.config import AUTO_BRANCHES, DecodeConfig
@@ -33,10 +35,12 @@ from lopa.evaluation import plots
 from lopa.evaluation.sample import Sample, make_sample
 from lopa.evaluation.scoring import score
 from lopa.studies.study import Findings, Setting, Study, Table
+from lopa.types import FloatArray
 
 AT_ONCE = (1, 2, 4, 8, 16, 32, 64, 128)
 SETTINGS = (*map(str, AUTO_BRANCHES), "auto")
 RUNS = 3  # of each setting, when it is timed
+DRAWS = 2000  # of turns, for an interval
 LEAST_TOGETHER = 16  # problems that are timed with a setting in one go
 QUEUED = 4  # at least so many for each that the engine runs: few of them are decoded alone
 TURN = 0.03  # seconds of a setting, then it is the next one's turn; a round that is longer is one
@@ -65,7 +69,9 @@ def run(study: Study) -> Findings:
         figures = {s: _figures([sample for run in runs[s] for sample in run]) for s in SETTINGS}
         for setting, speed in speeds(runs, _together(n)).items():
             figures[setting]["tokens_per_second"] = speed
-        compared.append(_compare("", n, figures))
+        one = _compare("", n, figures)
+        one["interval"] = interval(runs, _together(n), "auto", one["best"])
+        compared.append(one)
     return {"round_cost": cost.settings(), "loads": compared}
 
 
@@ -285,16 +291,36 @@ def speeds(runs: Mapping[str, Sequence[Sequence[Sample]]], together: int) -> dic
     is that of the machine at the time: what counts of a setting is the median over turns of its
     speed over that. The mean over turns makes tokens per second of it. Means are geometric.
     """
+    turns = _turns(runs, together)
+    found = np.exp(turns.mean() + np.median(_relative(turns), axis=0)).tolist()
+    return dict(zip(runs, found, strict=True))
+
+
+def interval(
+    runs: Mapping[str, Sequence[Sequence[Sample]]], together: int, setting: str, other: str
+) -> list[float]:
+    """95 % of one's speed over another's: from turns, drawn with replacement."""
+    relative = _relative(_turns(runs, together))
+    drawn = np.random.default_rng(0).integers(len(relative), size=(DRAWS, len(relative)))
+    medians = np.median(relative[drawn], axis=1)
+    names = list(runs)
+    ratios = np.exp(medians[:, names.index(setting)] - medians[:, names.index(other)])
+    found: list[float] = np.quantile(ratios, (0.025, 0.975)).tolist()
+    return found
+
+
+def _turns(runs: Mapping[str, Sequence[Sequence[Sample]]], together: int) -> FloatArray:
+    """[turns, settings] log of tokens per second."""
     turns = []
     for each in zip(*runs.values(), strict=True):
         for part in sorted({sample.problem // together for sample in each[0]}):
             some = [[s for s in run if s.problem // together == part] for run in each]
             turns.append([log(sum(s.tokens for s in x) / sum(s.elapsed for s in x)) for x in some])
-    means = [fmean(turn) for turn in turns]
-    found = {}
-    for number, setting in enumerate(runs):
-        relative = median(turn[number] - mean for turn, mean in zip(turns, means, strict=True))
-        found[setting] = exp(fmean(means) + relative)
+    return np.array(turns)
+
+
+def _relative(turns: FloatArray) -> FloatArray:
+    found: FloatArray = turns - turns.mean(axis=1, keepdims=True)
     return found
 
 
@@ -320,8 +346,11 @@ def table(findings: Findings) -> Table:
         speeds = [f"{found['settings'][b]['tokens_per_second']:.0f}" for b in SETTINGS]
         where = f"{found['at_once']}" + (f", {found['cost']}" if found["cost"] else "")
         tried = found["settings"]["auto"]["branches"]
-        ratios = f"{found['ratio']:.3f}", f"{found['over_d2f']:.2f}"
-        rows.append((where, *speeds, f"{tried:.1f}", *ratios))
+        ratio = f"{found['ratio']:.3f}"
+        if "interval" in found:
+            low, high = found["interval"]
+            ratio += f" ({low:.3f} … {high:.3f})"
+        rows.append((where, *speeds, f"{tried:.1f}", ratio, f"{found['over_d2f']:.2f}"))
     return heads, rows
 
 
@@ -334,7 +363,7 @@ def reading(findings: Findings) -> str:
     return (
         "Cells are tokens per second of all answers together. `auto` makes at least "
         f"{worst['ratio']:.3f} times the best fixed number's (with {worst['at_once']} at once), "
-        f"and at least {least:.2f} times D2F's."
+        f"and at least {least:.2f} times D2F's. In brackets: 95 % intervals, where it was timed."
     )
 
 

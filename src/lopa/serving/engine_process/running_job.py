@@ -71,7 +71,7 @@ class RunningJob:
         yield Advance(
             round=record.index,
             text=text,
-            filled=sum(token != self.session.decoder.mask_id for token in step.tokens),
+            filled=len(step.tokens) - step.tokens.count(self.session.decoder.mask_id),
             seconds=record.seconds,
             winner_rank=record.winner + 1 if placed else 0,
             branches=len(record.branches),
