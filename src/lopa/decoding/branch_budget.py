@@ -55,8 +55,8 @@ USUAL_GAIN_SHARES: dict[AcceptName, tuple[float, ...]] = {
     **GAIN_SHARES,
     "agreed": (1.2, 0.87, 0.68, 0.5),
 }
-# Of all that, while the first block waits for the next. With few branches that win it fills up
-# anyway; with `agreed` the next one comes the earlier.
+# Of all that, while the first block is alone and waits for the next. With merged branches it fills
+# up so much earlier that all of it counts.
 WAITING_GAIN_SHARE: dict[AcceptName, float] = {"score": 0.3, "agreed": 1.0, "exact": 0.3}
 # Prior of the tokens that a round without branches brings. As long as no EOS is in view (open) the
 # answer is a long one, and those start slowly and get faster.

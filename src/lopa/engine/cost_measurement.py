@@ -44,9 +44,9 @@ PREFIX = 32  # of the prompt
 QUOTA = 2  # tokens of each block that a round fills
 # Of sessions that differ: rounds in a turn, and that quota. Their windows move more often.
 MIXED_ROUNDS, MIXED_QUOTA = 3, 4
-# What answers take the host over these rounds, which are made up: it fills more tokens, begins
-# and ends answers; and what a session takes, records included, over one without branches, by
-# AUTO_BRANCHES. On the built-in tasks (measurements/load_time.py).
+# What answers take the host over these rounds, which are made up: they fill more tokens, begin and
+# end. And what a session takes, records included, over one without branches, by AUTO_BRANCHES.
+# Both on the built-in tasks (measurements/load_time.py).
 HOST_OF_ANSWERS, RECORDS_OF_ANSWERS = 1.2, 1.8
 HOST_GROWTH = (1.0, 1.34, 1.7, 2.2, 2.9)
 # Rounds timed for each number of branches, in turn: a disturbance meets them all. The faster half
