@@ -6,8 +6,8 @@
 Microseconds of a round, by session. "Host" is what the device waits for, "records" what the host
 does while the device works, "wait" is what the host waits for the device, "cost" what the round
 cost predicts of the round. The settings take turns of a moment, as in `lopa study load`. "More" is
-host and records over those without branches: from it comes HOST_GROWTH of the measured cost
-(engine/cost_measurement.py).
+host and records over those without branches: from it comes HOST_GROWTH of the measured cost, and
+from "round" over "cost" HOST_OF_ANSWERS (engine/cost_measurement.py).
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def test_a_prompt_is_no_part_of_the_rows(llm: LLM, monkeypatch: pytest.MonkeyPat
 
 
 def test_who_comes_one_by_one_decides_for_nobody_else(llm: LLM, weighed: list[int]) -> None:
-    """Nothing is kept when the load has doubled: what the next one gets is not everybody's."""
+    """All are weighed when the load has doubled: what the next one gets is not everybody's."""
     engine = running(llm, 2, 0)
     for seed in range(2, 8):
         for _ in range(2):
@@ -247,14 +247,14 @@ def test_where_the_device_is_what_takes_long_by_now_nothing_is_kept(
     assert len(weighed) > scheduler.WEIGH_EVERY  # every round, once it was noticed
 
 
-def test_nothing_is_kept_when_the_load_has_changed(llm: LLM, weighed: list[int]) -> None:
+def test_all_are_weighed_at_once_when_the_load_has_changed(llm: LLM, weighed: list[int]) -> None:
     """Seven where there were two, and one when the others have gone: all are weighed anew."""
     engine = running(llm, 2, 3)
     for seed in range(2, 7):
         engine.add(session(llm, seed, DEAR_HOST))
     for _ in range(3):
         engine.step()
-    assert weighed == [2, 7]  # once those that had come had something to offer
+    assert weighed == [2, 7]
     for other in list(engine.running)[1:]:
         engine.abort(other)
     for _ in range(2):

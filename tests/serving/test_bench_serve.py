@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from serving_support import Server
 
+from lopa.bench import serve_load
 from lopa.bench.serve_load import (
     Answer,
     Endpoint,
@@ -67,12 +68,12 @@ def test_auto_is_compared_request_by_request() -> None:
         return [[Offered(1.0, answers, 1.0) for answers in made]] * 2
 
     fixed = {
-        "0": runs([2.0, 20.0, 4.0], [1.0], [1.0]),
-        "7": runs([1.0, None, 5.0], [3.0], [None]),
+        "0": runs([2.0, 20.0, 4.0], [1.0], [1.0], [1.0]),
+        "7": runs([1.0, None, 5.0], [3.0], [None], [1.0]),
     }
-    found = over_envelope({"auto": runs([2.2, 10.0, 5.0], [2.0], [1.0]), **fixed})
+    found = over_envelope({"auto": runs([2.2, 10.0, 5.0], [2.0], [1.0], [None]), **fixed})
     # Of 1.1, 0.5 and 1.25 or, which are harder, of 2.2 and 1.0; of 2.0 or 0.67
-    assert found == [pytest.approx(1.6), pytest.approx(2.0), None]
+    assert found == [pytest.approx(1.6), pytest.approx(2.0), None, None]
     assert over_envelope(fixed) == over_envelope({"auto": fixed["0"]}) == []
 
 
@@ -87,6 +88,20 @@ def test_an_endpoint_under_load(server: Server) -> None:
     assert load.branches is not None
     assert 0 < load.branches <= 1
     assert load.server_errors == 0
+
+
+def test_answers_are_in_the_order_of_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(client: object, endpoint: Endpoint, prompt: str, due: float) -> Answer:
+        await asyncio.sleep(0.02 * (5 - int(prompt)))  # the last ones are answered first
+        return Answer(tokens=int(prompt))
+
+    monkeypatch.setattr(serve_load, "_ask", ask)
+    prompts = [str(number) for number in range(5)]
+    offered = offer(Endpoint(url="", model="", body={}), prompts, rates=[100], seconds=0.1, seed=0)
+    (only,) = asyncio.run(offered)
+    numbers = [answer.tokens for answer in only.answers]
+    assert len(numbers) > 5
+    assert numbers == [number % 5 for number in range(len(numbers))]
 
 
 def test_a_ramp_is_one_run(server: Server) -> None:

@@ -31,11 +31,11 @@ def sample(problem: int, elapsed: float, tokens: int = 10) -> Sample:
     )
 
 
-def test_a_disturbance_of_a_turn_is_no_matter() -> None:
-    """Two problems are a turn. One setting takes twice as long as the other in all of them."""
+def test_a_disturbance_of_a_group_is_no_matter() -> None:
+    """Two problems are a group. One setting takes twice as long as the other in all of them."""
 
     def runs(seconds: float, slow: dict[tuple[int, int], float]) -> list[list[Sample]]:
-        """slow: by run and turn, how much longer it takes."""
+        """slow: by run and group, how much longer it takes."""
         return [
             [sample(n, seconds * slow.get((run, n // 2), 1.0)) for n in range(6)]
             for run in range(3)
@@ -43,16 +43,16 @@ def test_a_disturbance_of_a_turn_is_no_matter() -> None:
 
     quiet = load.speeds({"a": runs(0.1, {}), "b": runs(0.2, {})}, 2)
     assert quiet == pytest.approx({"a": 100.0, "b": 50.0})
-    # The machine is three times as slow in some turns, and one setting was disturbed by itself.
+    # The machine is three times as slow in some groups, and one setting was disturbed by itself.
     slow = {(0, 0): 3.0, (1, 1): 3.0, (1, 2): 3.0}
     found = load.speeds({"a": runs(0.1, {**slow, (2, 2): 9.0}), "b": runs(0.2, slow)}, 2)
     assert found["a"] / found["b"] == pytest.approx(2.0)
     assert found["b"] < 50.0
-    # What is slow in most turns counts.
-    most = {(run, turn): 4.0 for run in range(2) for turn in range(3)}
+    # What is slow in most groups counts.
+    most = {(run, group): 4.0 for run in range(2) for group in range(3)}
     found = load.speeds({"a": runs(0.1, most), "b": runs(0.2, {})}, 2)
     assert found["a"] / found["b"] == pytest.approx(0.5)
-    # The wider the more turns differ
+    # The wider the more groups differ
     same = load.interval({"a": runs(0.1, slow), "b": runs(0.2, slow)}, 2, "a", "b")
     assert same == pytest.approx([2.0, 2.0])
     some = {(0, 0): 1.5, (0, 2): 1.2, (1, 1): 0.8}

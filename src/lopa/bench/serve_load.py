@@ -173,12 +173,12 @@ def summarise(runs: Sequence[Offered]) -> Load:
 
 
 def over_envelope(answers: Mapping[str, Sequence[Sequence[Offered]]]) -> list[float | None]:
-    """At each rate in turn: what requests take with auto over what they take with fixed numbers.
+    """At each rate in turn: latency with auto over that with the best fixed number.
 
-    answers: by what was asked, of each run, of each rate. All were asked for the same at the same
-    times, so each request is compared with itself: of its latency with auto over that with a fixed
-    number the median over requests, of the fixed numbers the one that is hardest on auto. None
-    where nothing was completed with one of them; empty where there is nothing to compare.
+    A number is compared request by request, by the median of the ratios: all settings were asked
+    for the same at the same times. The best one has the highest median. answers: [runs][rates] by
+    setting. None where nothing was completed with one of them; empty where there is nothing to
+    compare.
     """
     fixed = [runs for name, runs in answers.items() if name != "auto"]
     if "auto" not in answers or not fixed:

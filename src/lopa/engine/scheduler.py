@@ -260,7 +260,10 @@ class Scheduler(Engine):
             decoder.take(number, HOLD_ROUNDS, held=True)
 
     def _still_holds(self, hold: Hold, joining: Sequence[Decoder]) -> bool:
-        """Not when more than twice as many sessions run as did, or less than half."""
+        """Whether it is not yet time to weigh the number again.
+
+        It is at once when more than twice as many sessions run as did, or less than half.
+        """
         running = len(self.running)
         if joining and 1 in (running, hold.running):  # one that is alone has its own number
             return False
@@ -325,7 +328,7 @@ class Scheduler(Engine):
         return number
 
     def _admit(self) -> list[Decoder]:
-        """Returns those that are new and leave their number open."""
+        """Returns those that are new and whose number of branches is to be chosen."""
         if not self.running:  # those who kept it have gone
             self._hold, self._keeps_none = None, False
         new: list[Session] = []

@@ -34,13 +34,13 @@ from lopa.engine.session import Session
 from lopa.evaluation import plots
 from lopa.evaluation.sample import Sample, make_sample
 from lopa.evaluation.scoring import score
+from lopa.studies.speed import RESAMPLES
 from lopa.studies.study import Findings, Setting, Study, Table
 from lopa.types import FloatArray
 
 AT_ONCE = (1, 2, 4, 8, 16, 32, 64, 128)
 SETTINGS = (*map(str, AUTO_BRANCHES), "auto")
 RUNS = 3  # of each setting, when it is timed
-DRAWS = 2000  # of turns, for an interval
 LEAST_TOGETHER = 16  # problems that are timed with a setting in one go
 QUEUED = 4  # at least so many for each that the engine runs: few of them are decoded alone
 TURN = 0.03  # seconds of a setting, then it is the next one's turn; a round that is longer is one
@@ -121,7 +121,7 @@ def _engine(llm: LLM, at_once: int) -> Scheduler:
 
 
 def _together(at_once: int) -> int:
-    """Problems that are timed with a setting before it is the next one's turn."""
+    """Problems of a group, which is timed with every setting before the next."""
     return max(LEAST_TOGETHER, QUEUED * min(at_once, MAX_RUNNING))
 
 
@@ -287,40 +287,41 @@ def _figures(samples: Sequence[Sample]) -> Findings:
 def speeds(runs: Mapping[str, Sequence[Sequence[Sample]]], together: int) -> dict[str, float]:
     """Tokens per second by setting. runs: of each setting, as many.
 
-    A turn is the same problems with every setting. The mean speed of a turn
-    is that of the machine at the time: what counts of a setting is the median over turns of its
-    speed over that. The mean over turns makes tokens per second of it. Means are geometric.
+    A group is the same problems with every setting. The mean speed of a group is that of the
+    machine at the time: what counts of a setting is the median over groups of its speed over that.
+    The mean over groups makes tokens per second of it. Means are geometric.
     """
-    turns = _turns(runs, together)
-    found = np.exp(turns.mean() + np.median(_relative(turns), axis=0)).tolist()
+    groups = _by_group(runs, together)
+    found = np.exp(groups.mean() + np.median(_relative(groups), axis=0)).tolist()
     return dict(zip(runs, found, strict=True))
 
 
 def interval(
     runs: Mapping[str, Sequence[Sequence[Sample]]], together: int, setting: str, other: str
 ) -> list[float]:
-    """95 % of one's speed over another's: from turns, drawn with replacement."""
-    relative = _relative(_turns(runs, together))
-    drawn = np.random.default_rng(0).integers(len(relative), size=(DRAWS, len(relative)))
-    medians = np.median(relative[drawn], axis=1)
+    """95 % of one setting's speed over another's, over resampled groups."""
+    relative = _relative(_by_group(runs, together))
+    count = len(relative)
+    resampled = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
+    medians = np.median(relative[resampled], axis=1)
     names = list(runs)
     ratios = np.exp(medians[:, names.index(setting)] - medians[:, names.index(other)])
     found: list[float] = np.quantile(ratios, (0.025, 0.975)).tolist()
     return found
 
 
-def _turns(runs: Mapping[str, Sequence[Sequence[Sample]]], together: int) -> FloatArray:
-    """[turns, settings] log of tokens per second."""
-    turns = []
+def _by_group(runs: Mapping[str, Sequence[Sequence[Sample]]], together: int) -> FloatArray:
+    """[groups, settings] log of tokens per second."""
+    groups = []
     for each in zip(*runs.values(), strict=True):
         for part in sorted({sample.problem // together for sample in each[0]}):
             some = [[s for s in run if s.problem // together == part] for run in each]
-            turns.append([log(sum(s.tokens for s in x) / sum(s.elapsed for s in x)) for x in some])
-    return np.array(turns)
+            groups.append([log(sum(s.tokens for s in x) / sum(s.elapsed for s in x)) for x in some])
+    return np.array(groups)
 
 
-def _relative(turns: FloatArray) -> FloatArray:
-    found: FloatArray = turns - turns.mean(axis=1, keepdims=True)
+def _relative(groups: FloatArray) -> FloatArray:
+    found: FloatArray = groups - groups.mean(axis=1, keepdims=True)
     return found
 
 
@@ -360,11 +361,12 @@ def reading(findings: Findings) -> str:
         return "Not measured."
     worst = min(loads, key=lambda found: found["ratio"])
     least = min(found["over_d2f"] for found in loads)
+    timed = " In brackets: 95 % intervals, over resampled groups of problems."
     return (
         "Cells are tokens per second of all answers together. `auto` makes at least "
         f"{worst['ratio']:.3f} times the best fixed number's (with {worst['at_once']} at once), "
-        f"and at least {least:.2f} times D2F's. In brackets: 95 % intervals, where it was timed."
-    )
+        f"and at least {least:.2f} times D2F's."
+    ) + (timed if "interval" in loads[0] else "")
 
 
 def plot(findings: Findings) -> Any:
