@@ -82,10 +82,10 @@ def test_pauses_grow(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LINE_SECONDS", (5.0, 60.0))
     monkeypatch.setattr(module, "LINE_AFTER", 2.0)
     bar, said = Progress("counting"), []
-    began = bar._since
+    bar._since = bar._last_line = 0.0  # whole seconds: sums of others may be rounded
     for second in range(2000):
         count = len(lines)
-        bar._show(began + second)
+        bar._show(float(second))
         if len(lines) > count:
             said.append(second)
     pauses = [b - a for a, b in itertools.pairwise(said)]
