@@ -54,6 +54,7 @@ def main() -> None:
     unknown = {name for trial in options.trials for name in trial} - NAMES
     if unknown:
         parser.error(f"no constant {', '.join(sorted(unknown))}: there are {', '.join(NAMES)}")
+    costs = recorded_cost.read_costs(options.cost)
     llm = LLM("tiny", device=options.device, dtype=options.dtype)
     problems = evaluate.problems(options.task, "eval", options.limit, options.seed)
     prompts = [problem.prompt for problem in problems]
@@ -66,7 +67,7 @@ def main() -> None:
         study = Study(llm, problems, settings, options.seed, file, options.batch_size)
         decoded = study.decode(fixed)
         config = study.config(branches="auto")
-        for name, given in recorded_cost.read_costs(options.cost).items():
+        for name, given in costs.items():
             cost = RoundCost.of(given)
             for at_once in map(int, options.at_once.split(",")):
                 best = max(_speed(load.replay(decoded[s.name], cost, at_once)) for s in fixed)
