@@ -100,6 +100,7 @@ class Tokenizer:
         self.is_built_in = is_built_in
         self._named = dict(named or {})
         self._chat: ChatTemplate | None = None
+        self._pieces: dict[int, str] = {}  # as they were asked for
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer | None:
@@ -217,6 +218,12 @@ class Tokenizer:
         A token that holds only part of a character shows U+FFFD, so pieces need not add up to
         what `decode` says.
         """
+        found = self._pieces.get(token_id)
+        if found is None:
+            found = self._pieces[token_id] = self._piece(token_id)
+        return found
+
+    def _piece(self, token_id: int) -> str:
         name = self._token(token_id)
         if name is None:
             return f"⟨{token_id}⟩"
