@@ -14,7 +14,7 @@ import gc
 import random
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import log
@@ -59,10 +59,16 @@ def run(study: Study) -> Findings:
         study.model.capture_graphs(TOKEN_BUDGET)
     found: dict[tuple[int, str], list[list[Sample]]] = {}
     engines: dict[tuple[int, str], Scheduler] = {}  # by load and setting
-    for done, (n, number) in enumerate([(n, number) for n in loads for number in range(RUNS)]):
-        for setting, samples in _timed(study, n, number, engines).items():
+    count = len(study.problems)
+    total = RUNS * len(loads) * count
+    for at, (n, number) in enumerate([(n, number) for n in loads for number in range(RUNS)]):
+
+        def say(done: int, before: int = at * count) -> None:
+            study.progress(before + done, total)
+
+        say(0)
+        for setting, samples in _timed(study, n, number, engines, say).items():
             found.setdefault((n, setting), []).append(samples)
-        study.progress(done + 1, RUNS * len(loads))
     compared = []
     for n in loads:
         runs = {setting: found[n, setting] for setting in SETTINGS}
@@ -80,7 +86,11 @@ def _config(study: Study, setting: str) -> DecodeConfig:
 
 
 def _timed(
-    study: Study, at_once: int, number: int, engines: dict[tuple[int, str], Scheduler]
+    study: Study,
+    at_once: int,
+    number: int,
+    engines: dict[tuple[int, str], Scheduler],
+    say: Callable[[int], None],  # how many problems are done
 ) -> dict[str, list[Sample]]:
     """A run of every setting, from the file, or decoded and timed.
 
@@ -92,6 +102,7 @@ def _timed(
     found = {setting: study.file.of(key, count) for setting, key in keys.items()}
     missing = [setting for setting, samples in found.items() if len(samples) < count]
     if not missing:
+        say(count)
         return found
     found |= {setting: [] for setting in missing}
     llm, prompts = study.model, [problem.prompt for problem in study.problems]
@@ -110,6 +121,7 @@ def _timed(
         take_turns(runs)
         for setting, run in runs.items():
             found[setting] += [replace(s, problem=s.problem + first) for s in run.samples]
+        say(min(first + size, count))
     return {
         setting: _keep(study, keys[setting], samples) if setting in missing else samples
         for setting, samples in found.items()
