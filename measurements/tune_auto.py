@@ -1,5 +1,5 @@
 """Other constants of `branches="auto"`, by simulation: of decoding/branch_budget.py, row_budget.py
-and engine/scheduler.py.
+and engine/branch_choice.py.
 
     python measurements/tune_auto.py --task words --cost FILE … [--try '{"PRIOR_TOKENS": 3.0}' …]
         [--at-once 1,8,32] [--seed 3] [--limit 240] [--device cuda] [--dtype bfloat16]
@@ -22,7 +22,7 @@ from lopa import LLM
 from lopa.config import AUTO_BRANCHES
 from lopa.decoding import branch_budget, row_budget
 from lopa.decoding.round_cost import RoundCost
-from lopa.engine import scheduler
+from lopa.engine import branch_choice
 from lopa.evaluation import evaluate
 from lopa.evaluation.sample import SampleFile
 from lopa.studies import load, recorded_cost
@@ -32,7 +32,7 @@ from markdown_sections import table
 Constants = dict[tuple[ModuleType, str], Any]
 USUAL: Constants = {
     (module, name): value
-    for module in (branch_budget, row_budget, scheduler)
+    for module in (branch_budget, row_budget, branch_choice)
     for name, value in vars(module).items()
     if name.isupper() and not name.startswith(("_", "NO_", "AUTO_", "MAX_", "TOKEN_"))
 }

@@ -191,8 +191,8 @@ def test_refused_branches_are_no_winners_of_fewer() -> None:
 def test_the_budget_learns_of_branches_that_could_have_won(accept: str) -> None:
     """All of a round's branches are the most that it has: that it brought what it did is known."""
     decoder = new_decoder(auto(objective="tpf", accept=accept, threshold=0.5))
-    assert decoder.budget is not None
-    learnt = listen(decoder.budget)
+    assert decoder.auto is not None
+    learnt = listen(decoder.auto.budget)
     records = drive(decoder, MadeUp(7))
     assert any(branch.refused for record in records for branch in record.branches)
     for record, tokens in zip(records, learnt, strict=True):
@@ -230,15 +230,16 @@ def test_a_number_that_is_kept_is_kept_for_so_many_rounds() -> None:
         advance(decoder, model.stats(decoder, plan))
         return len(plan.rows) - 1
 
+    assert decoder.auto is not None
     next_round()
     kept = []
     for _ in range(2):
-        assert decoder.offer is not None
+        assert decoder.auto.offered is not None
         decoder.take(2, rounds=3)
         for _ in range(3):
-            assert decoder.offer is None
+            assert decoder.auto.offered is None
             kept.append(next_round())
-    assert decoder.offer is not None
+    assert decoder.auto.offered is not None
     assert kept == [2] * 6
 
 
@@ -253,8 +254,8 @@ def test_counting_forwards_tries_more_than_counting_time() -> None:
 @pytest.mark.usefixtures("every_round")
 def test_what_a_round_brought_is_what_the_budget_learns() -> None:
     decoder = new_decoder(auto(objective="tpf"))
-    assert decoder.budget is not None
-    learnt = listen(decoder.budget)
+    assert decoder.auto is not None
+    learnt = listen(decoder.auto.budget)
     records = drive(decoder, MadeUp(7))
     for record, tokens in zip(records, learnt, strict=True):
         if len(record.branches) == 1:
@@ -266,8 +267,8 @@ def test_what_a_round_brought_is_what_the_budget_learns() -> None:
 def test_it_learns_of_some_rounds() -> None:
     """And explores in those alone."""
     decoder = new_decoder(auto(objective="tpf", threshold=0.9, max_new_tokens=64))
-    assert decoder.budget is not None
-    learnt = listen(decoder.budget)
+    assert decoder.auto is not None
+    learnt = listen(decoder.auto.budget)
     records = drive(decoder, MadeUp(7))
     assert len(learnt) == len(records) // LEARN_EVERY > 1
 
@@ -359,8 +360,8 @@ def test_auto_on_every_window_and_with_eos(window: str, score: str) -> None:
 def test_tokens_behind_eos_do_not_count() -> None:
     config = auto(objective="tpf", early_stop=False, threshold=0.5)
     decoder = new_decoder(config)
-    assert decoder.budget is not None
-    learnt = listen(decoder.budget)
+    assert decoder.auto is not None
+    learnt = listen(decoder.auto.budget)
     while (plan := decoder.plan()) is not None:
         stats = MadeUp(13).stats(decoder, plan)
         stats.token[:] = EOS  # all that is filled is EOS
@@ -378,14 +379,14 @@ def test_the_budget_is_told_whether_no_eos_is_in_view(
     config = DecodeConfig(branches="auto", max_new_tokens=24, block_size=8, early_stop=False)
     decoder = new_decoder(config)
     source = MadeUp(3, eos_share=eos_share)
-    assert decoder.budget is not None
-    offer = decoder.budget.offer
+    assert decoder.auto is not None
+    offer = decoder.auto.budget.offer
 
     def note(*args: Any, is_open: bool, **more: Any) -> Offer:
         told.append(is_open)
         return offer(*args, is_open=is_open, **more)
 
-    monkeypatch.setattr(decoder.budget, "offer", note)
+    monkeypatch.setattr(decoder.auto.budget, "offer", note)
     while (plan := decoder.plan()) is not None:
         stats = source.stats(decoder, plan)
         before = len(told)

@@ -281,15 +281,15 @@ def test_the_budget_learns_what_fewer_branches_would_have_merged(
     compared = differing = 0
     for seed in range(8):
         decoder, _, source = watched(window, seed, branches="auto", objective="tpf")
-        assert decoder.budget is not None
+        assert decoder.auto is not None
         learnt: list[list[int]] = []
-        learn = decoder.budget.learn
+        learn = decoder.auto.budget.learn
 
         def note(tokens: Any, learnt: Any = learnt, learn: Any = learn) -> None:
             learnt.append(list(tokens))
             learn(tokens)
 
-        decoder.budget.learn = note  # type: ignore[method-assign]
+        decoder.auto.budget.learn = note  # type: ignore[method-assign]
         while True:
             before = copy.deepcopy(decoder)
             if (plan := decoder.plan()) is None:
@@ -303,7 +303,7 @@ def test_the_budget_learns_what_fewer_branches_would_have_merged(
             assert len(learnt[-1]) == len(counts)
             for count, tokens in zip(counts, learnt[-1], strict=True):
                 fewer = copy.deepcopy(before)
-                fewer.drafts, fewer.budget = drafts[:count], None
+                fewer.drafts, fewer.auto = drafts[:count], None
                 plan = fewer.plan()
                 assert plan is not None
                 record = advance(fewer, source.stats(fewer, plan))

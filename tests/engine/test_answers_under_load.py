@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lopa import LLM, DecodeConfig
+from lopa.decoding.auto_branches import AutoBranches
 from lopa.decoding.round_cost import RoundCost
 from lopa.engine.session import Session
 
@@ -35,6 +36,11 @@ def branches(of: Session) -> list[int]:
     return [len(record.branches) - 1 for record in of.trace.rounds]
 
 
+def auto_of(of: Session) -> AutoBranches:
+    assert of.decoder.auto is not None
+    return of.decoder.auto
+
+
 def test_alone_and_among_others(llm: LLM) -> None:
     kinds: dict[str, dict[str, Any]] = {
         "none": {"branches": 0},
@@ -61,7 +67,7 @@ def test_alone_and_among_others(llm: LLM) -> None:
 
     # With the branches that it had among others, an answer of auto comes out again alone.
     again = session(llm, 1, **kinds["auto"])
-    again.decoder.known_branches = branches(among["auto"])
+    auto_of(again).known = branches(among["auto"])
     run(llm, [again])
     assert branches(again) == branches(among["auto"])
     assert again.trace.token_ids == among["auto"].trace.token_ids
@@ -76,12 +82,12 @@ def test_the_first_rounds_as_they_were_and_then_as_offered(llm: LLM) -> None:
     whole = session(llm, 1, branches="auto")
     run(llm, [whole])
     begun = session(llm, 1, branches="auto")
-    begun.decoder.known_branches = branches(whole)[:3]
+    auto_of(begun).known = branches(whole)[:3]
     run(llm, [begun])
     assert begun.trace.token_ids == whole.trace.token_ids
     assert branches(begun) == branches(whole)
     fewer = session(llm, 1, branches="auto")
-    fewer.decoder.known_branches = [0, 1, 1]
+    auto_of(fewer).known = [0, 1, 1]
     run(llm, [fewer])
     assert branches(fewer)[:3] == [0, 1, 1]
     assert max(branches(fewer)[3:]) > 1

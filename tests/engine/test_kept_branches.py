@@ -8,10 +8,11 @@ import pytest
 
 from lopa import LLM, DecodeConfig
 from lopa.decoding import row_budget
-from lopa.decoding.branch_budget import LEARN_EVERY_HELD
+from lopa.decoding.auto_branches import AutoBranches
+from lopa.decoding.branch_budget import LEARN_EVERY_KEPT
 from lopa.decoding.round_cost import RoundCost
 from lopa.decoding.row_budget import RowBudget
-from lopa.engine import scheduler
+from lopa.engine import branch_choice
 from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
 
@@ -64,13 +65,18 @@ def branches(of: Session) -> list[int]:
     return [len(record.branches) - 1 for record in of.trace.rounds]
 
 
+def auto_of(of: Session) -> AutoBranches:
+    assert of.decoder.auto is not None
+    return of.decoder.auto
+
+
 def test_one_that_joins_has_the_same_number(llm: LLM, weighed: list[int]) -> None:
     engine = running(llm, 3, 4)
     late = session(llm, 3, DEAR_HOST)
     engine.add(late)
-    for _ in range(scheduler.WEIGH_EVERY):
+    for _ in range(branch_choice.WEIGH_EVERY):
         engine.step()
-    kept = [one.decoder._held for one in engine.running]
+    kept = [auto_of(one)._number for one in engine.running]
     engine.close()
     assert weighed == [3, 4]  # all that ran, when they first left it open; all, the next time
     assert len(kept) == 4
@@ -117,7 +123,7 @@ def test_one_that_accepts_otherwise_has_the_same_number(llm: LLM, weighed: list[
     engine.add(late)
     for _ in range(2):
         engine.step()
-    kept = [one.decoder._held for one in engine.running]
+    kept = [auto_of(one)._number for one in engine.running]
     engine.close()
     assert weighed == [3]
     assert len(kept) == 4
@@ -130,9 +136,9 @@ def test_one_that_joins_another_is_weighed_with_it(llm: LLM, weighed: list[int])
         weighed.clear()
         engine = running(llm, 1, steps)
         engine.add(session(llm, 1, DEAR_HOST))
-        for _ in range(2 * scheduler.WEIGH_EVERY):
+        for _ in range(2 * branch_choice.WEIGH_EVERY):
             engine.step()
-        kept = {one.decoder._held for one in engine.running}
+        kept = {auto_of(one)._number for one in engine.running}
         engine.close()
         assert weighed[-1] == 2
         assert len(kept) == 1
@@ -142,11 +148,11 @@ def test_one_that_is_decoded_again_has_the_branches_it_had(llm: LLM) -> None:
     """And from then on those of the others, with whom it is weighed."""
     engine = running(llm, 2, 3)
     late = session(llm, 3, DEAR_HOST)
-    late.decoder.known_branches = (0, 2, 1, 2)
+    auto_of(late).known = (0, 2, 1, 2)
     engine.add(late)
-    for _ in range(3 * scheduler.WEIGH_EVERY):
+    for _ in range(3 * branch_choice.WEIGH_EVERY):
         engine.step()
-    kept = {one.decoder._held for one in engine.running}
+    kept = {auto_of(one)._number for one in engine.running}
     engine.close()
     assert branches(late)[:4] == [0, 2, 1, 2]
     assert len(kept) == 1
@@ -161,7 +167,7 @@ def test_a_prompt_is_no_part_of_the_rows(llm: LLM, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(RowBudget, "number_for_all", noted)
     engine = running(llm, 2, 3)
-    for _ in range(2 * scheduler.WEIGH_EVERY):
+    for _ in range(2 * branch_choice.WEIGH_EVERY):
         prompt = [3 + i % 200 for i in range(300)]
         if len(engine.running) < 6:
             engine.add(llm.session(prompt, CONFIG, cost=DEAR_HOST))
@@ -192,8 +198,8 @@ def test_what_is_expected_goes_by_the_branches_of_each_round(llm: LLM) -> None:
     expected: dict[int, set[float]] = {}
     while engine.busy:
         engine.step()
-        if len(branches(one)) <= LEARN_EVERY_HELD:  # from then on less is expected
-            expected.setdefault(branches(one)[-1], set()).add(one.decoder.expected_gain)
+        if len(branches(one)) <= LEARN_EVERY_KEPT:  # from then on less is expected
+            expected.setdefault(branches(one)[-1], set()).add(auto_of(one).expected_gain)
     numbers = sorted(expected)
     assert len(numbers) > 3  # towards the end there are ever fewer masks
     assert expected[0] == {0.0}
@@ -202,7 +208,7 @@ def test_what_is_expected_goes_by_the_branches_of_each_round(llm: LLM) -> None:
 
 
 def test_all_are_weighed_again_together(llm: LLM, weighed: list[int]) -> None:
-    running(llm, 4, 2 + 2 * scheduler.WEIGH_EVERY).close()
+    running(llm, 4, 2 + 2 * branch_choice.WEIGH_EVERY).close()
     assert weighed == [4] * 3
 
 
@@ -213,10 +219,10 @@ def test_another_number_is_for_all_from_the_round_after_the_next_on(
     monkeypatch.setattr(RowBudget, "number_for_all", lambda *_: next(numbers, 5))
     engine = running(llm, 3, 0)
     sessions = list(engine.waiting)
-    for _ in range(3 * scheduler.WEIGH_EVERY):
+    for _ in range(3 * branch_choice.WEIGH_EVERY):
         engine.step()
     engine.close()
-    every = scheduler.WEIGH_EVERY
+    every = branch_choice.WEIGH_EVERY
     expected = [0, *[3] * every, *[1] * every, *[5] * every]
     for one in sessions:
         assert branches(one) == expected[: len(branches(one))]
@@ -240,11 +246,11 @@ def test_where_the_device_is_what_takes_long_by_now_nothing_is_kept(
 ) -> None:
     engine = running(llm, 2, 3)
     monkeypatch.setattr(row_budget, "KEEP_FROM_SHARE", 1e9)
-    for _ in range(2 * scheduler.WEIGH_EVERY):
+    for _ in range(2 * branch_choice.WEIGH_EVERY):
         engine.step()
     engine.close()
-    assert engine._hold is None
-    assert len(weighed) > scheduler.WEIGH_EVERY  # every round, once it was noticed
+    assert engine.chooser.kept is None or engine.chooser.kept.branches is None
+    assert len(weighed) > branch_choice.WEIGH_EVERY  # every round, once it was noticed
 
 
 def test_all_are_weighed_at_once_when_the_load_has_changed(llm: LLM, weighed: list[int]) -> None:

@@ -35,8 +35,8 @@ PRIOR_GAINS: dict[AcceptName, tuple[float, ...]] = {
 }
 # Rounds, one of so many is learned of: usually, and where the number of branches is kept (there
 # the host is what takes long)
-LEARN_EVERY, LEARN_EVERY_HELD = 8, 32
-LOOK_EVERY_HELD = 4  # where it is kept: rounds, after one of so many an EOS in view is looked for
+LEARN_EVERY, LEARN_EVERY_KEPT = 8, 32
+LOOK_EVERY_KEPT = 4  # where it is kept: rounds, after one of so many an EOS in view is looked for
 PRIOR_COUNT = 3.5  # rounds learned of that this prior counts for
 EMA_DECAY = 0.92  # weight of a round against the next one that is learned of
 # Some of a gain would have come a round later by itself, and a first token that is right makes

@@ -15,7 +15,8 @@ import numpy as np
 from lopa.config import DecodeConfig
 from lopa.decoding import branch_budget
 from lopa.decoding.answer_state import AnswerState
-from lopa.decoding.branch_budget import PRIOR_TOKENS, BranchBudget
+from lopa.decoding.auto_branches import AutoBranches
+from lopa.decoding.branch_budget import PRIOR_TOKENS
 from lopa.decoding.fill import FillRule, with_others
 from lopa.decoding.length_search import LengthSearch, canvas_of
 from lopa.decoding.outcome import Fills, Outcome
@@ -23,7 +24,7 @@ from lopa.decoding.policy import LookaheadPolicy, make_policy
 from lopa.decoding.record import make_record
 from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
 from lopa.decoding.round_view import Anchor, RoundView, eos_mask
-from lopa.decoding.row_budget import NO_STEPS, PRIOR_ROUNDS, Offer, Pace, RowBudget
+from lopa.decoding.row_budget import PRIOR_ROUNDS
 from lopa.decoding.windows import Frame, Pipeline, layout_behind, layout_of_gaps, make_window
 from lopa.types import (
     Automaton,
@@ -74,22 +75,12 @@ class Decoder:
         if automaton is not None:
             self.answer = AnswerState(automaton, config, self.prompt)
         self.drafts: list[Draft] = []
-        self.cost = cost if config.objective == "speed" else EVERY_ROUND_THE_SAME
-        self.budget = BranchBudget(config.accept) if config.branches == "auto" else None
-        self._offer: Offer | None = None
-        self._taken = NO_STEPS  # of an offer, by which the number of branches was chosen
-        self._held, self._held_rounds = 0, 0  # branches, in so many rounds after the next
-        self._is_held = False  # whether the next round's were kept
-        # Whether no EOS is in view, neither filled nor predicted; for branches auto
-        self._is_open = False
-        self._pace = Pace()
-        self._unpaced: list[tuple[int, Round]] = []  # that are not in it, with what they brought
-        # Of its first rounds, where they are known: an answer that is decoded again.
-        self.known_branches: Sequence[int] = ()
+        self.auto: AutoBranches | None = None  # the number of branches is a choice
+        if config.branches == "auto":
+            self.auto = AutoBranches(config, cost, self.prompt)
         # Tokens, by the last round that was recorded; negative where its EOS cuts earlier ones off
         self.brought = 0
         self._counted = 0  # `filled` after that round
-        self._expected = NO_STEPS, 0  # of that round: what was taken, and how many branches
         self.has_eos = False
         self.round = 0
         self.finish: FinishReason | None = None
@@ -184,44 +175,15 @@ class Decoder:
 
     # -- the round ----------------------------------------------------------------------------
 
-    @property
-    def offer(self) -> Offer | None:
-        """What the candidates of the next round are worth; None: how many it has is no choice."""
-        return self._offer if self.config.objective == "speed" else None
+    def take(self, branches: int, rounds: int = 1, *, is_kept: bool = False) -> None:
+        """Have so many branches, of those there are, in the next so many rounds.
 
-    @property
-    def leaves_branches_open(self) -> bool:
-        """Whether how many branches its rounds have is for others to choose."""
-        return self.budget is not None and self.config.objective == "speed"
-
-    def take(self, branches: int, rounds: int = 1, *, held: bool = False) -> None:
-        """Have so many branches, of those offered, in the next so many rounds.
-
-        The rounds behind the first one offer none, nor does the first if it is told before. held:
-        they were chosen to be kept.
+        The rounds behind the first one offer none, nor does the first if it is told before.
+        is_kept: they were chosen to be kept.
         """
         self.drafts = self.drafts[:branches]
-        if held and self.budget is not None:
-            self._taken = self.budget.usual_steps
-        elif self._offer is not None:
-            self._taken = self._offer.steps
-        self._offer = None
-        self._held, self._held_rounds = branches, rounds - 1
-
-    @property
-    def keeps_branches(self) -> bool:
-        """Whether the round after the next has a number that was told before."""
-        return self._held_rounds > 0
-
-    def keep(self, branches: int, rounds: int) -> None:
-        """Have so many branches in so many rounds, from the one after the next on."""
-        self._held, self._held_rounds = branches, rounds
-        if self.budget is not None:
-            self._taken = self.budget.usual_steps
-
-    def release(self) -> None:
-        """Keep the number of branches no longer: the round after the next offers them again."""
-        self._held_rounds = 0
+        if self.auto is not None:
+            self.auto.take(branches, rounds, is_kept=is_kept)
 
     @property
     def row_length(self) -> int:
@@ -230,27 +192,6 @@ class Decoder:
         assert plan is not None
         length: int = plan.rows.shape[1]
         return length - max(0, self.prompt - plan.start)
-
-    def usual_offer(self) -> Offer:
-        """What a usual round expects of branches, whatever the candidates of the next one are."""
-        assert self.budget is not None
-        return self.budget.usual_offer(self.row_length, is_open=self._is_open)
-
-    @property
-    def pace(self) -> Pace:
-        """Of its rounds, as if it were alone; for branches auto."""
-        for brought, one in self._unpaced:
-            start = max(one.start, self.prompt)  # what is cached of a prompt is no matter
-            tokens = sum(branch.end - start for branch in one.branches)
-            self._pace.add(brought, self.cost.of_one(tokens, len(one.branches) - 1))
-        self._unpaced.clear()
-        return self._pace
-
-    @property
-    def expected_gain(self) -> float:
-        """Tokens that the branches of the last round that was recorded were expected to add."""
-        steps, branches = self._expected
-        return steps.gain_of(branches)
 
     @property
     def usual_tokens(self) -> float:
@@ -268,8 +209,8 @@ class Decoder:
             self.round += 1
             self._plan = self.search.plan(self.round)
             return self._plan
-        if self._offer is not None:
-            self.take(*RowBudget(self.cost).allocate([self._offer], self.pace))
+        if self.auto is not None and self.auto.offered is not None:
+            self.take(self.auto.weigh_alone())
         size, base = self.window.size, self.window.base
         has_eos = [self.has_eos] * (len(self.drafts) + 1)
         blocks: list[list[int]] = [[] for _ in self.drafts]
@@ -327,15 +268,16 @@ class Decoder:
     def choose(self, stats: Stats) -> int:
         """Take the round's statistics; returns the winner, which the runner commits.
 
-        The next `plan` is there from now on; `record` can wait until the device has it. Budget and
-        policy learn in `record`, when the next drafts are spawned: they act on those behind them.
+        The next `plan` is there from now on; `record` can wait until the device has it. What is
+        learned is learned in `record`, when the next drafts are spawned: it acts on those behind
+        them.
         """
         plan, frame = self._plan, self._frame
         if plan is not None and self.search is not None:
             return self._choose_length(plan, stats)
         if plan is None or frame is None:
             raise RuntimeError("statistics without a plan")
-        drafts, taken, was_held = self.drafts, self._taken, self._is_held
+        drafts, auto = self.drafts, self.auto
         base, size, mask_id = self.window.base, self.window.size, None
         if self.config.edits:
             mask_id = self.mask_id
@@ -360,28 +302,14 @@ class Decoder:
             elif not following.length:
                 self.end("filled" if self.gaps else "eos" if self.has_eos else "length")
         self.drafts = []
-        held = self._is_held = self._held_rounds > 0
-        most = self.config.most_branches
-        if held:
-            self._held_rounds -= 1
-            most = self._held
-        else:
-            self._taken = NO_STEPS
-        if most:
+        if most := self.config.most_branches if auto is None else auto.next_round():
             own = fills.chosen[: frame.blocks[winner] * view.size]  # of the row's own blocks
             self.drafts = self._spawn(view, drafts, winner, own, frame.may_force[winner], most)
-        if self.budget is not None:
-            if not held or not self.round % branch_budget.LOOK_EVERY_HELD:
-                self._is_open = self._sees_no_eos(view, winner)
-            if not held and self.drafts and self.finish is None:
-                self._offer = self.budget.offer(
-                    following.length,
-                    len(self.drafts),
-                    self.drafts[0][0].max_prob,
-                    index=self.round + 1,
-                    is_waiting=following.is_waiting,
-                    is_open=self._is_open,
-                )
+        if auto is not None:
+            if not auto.is_kept or not self.round % branch_budget.LOOK_EVERY_KEPT:
+                auto.is_open = self._sees_no_eos(view, winner)
+            if not auto.is_kept and self.drafts and self.finish is None:
+                auto.make_offer(following, self.drafts, self.round + 1)
         self._outcome = Outcome(
             plan=plan,
             frame=frame,
@@ -396,36 +324,27 @@ class Decoder:
             spawned=self.drafts,
             fill_rule=self.fill_rule,
             prompt=self.prompt,
-            taken=taken,
-            is_held=was_held,
         )
-        if self._offer is not None and self.round < len(self.known_branches):
-            self.take(self.known_branches[self.round])
+        if auto is not None and auto.offered is not None and self.round < len(auto.known):
+            self.take(auto.known[self.round])
         return winner
 
     def record(self) -> Round:
         """Of the round that was chosen last."""
         if self._length_round is not None:
             record, self._length_round = self._length_round, None
-            self.brought, self._expected = 0, (NO_STEPS, 0)
+            self.brought = 0
             return record
         outcome, self._outcome = self._outcome, None
         if outcome is None:
             raise RuntimeError("a record without a round")
         counted, self._counted = self._counted, self.filled
         self.brought = self._counted - counted
-        if self.budget is not None:
-            # Not of every round: it takes the host as long as choosing does.
-            held = outcome.is_held
-            every = branch_budget.LEARN_EVERY_HELD if held else branch_budget.LEARN_EVERY
-            if not outcome.plan.index % every:
-                self.budget.observe(outcome)
-        self._expected = outcome.taken, len(outcome.drafts)
         self.policy.observe(outcome)
         blocks = self.window.block_views(outcome.frame, outcome.winner, outcome.fills.masks)
         record = make_record(outcome, blocks)
-        if self.budget is not None:
-            self._unpaced.append((self.brought, record))
+        if self.auto is not None:
+            self.auto.learn(outcome, record, self.brought)
         return record
 
     def _sees_no_eos(self, view: RoundView, winner: int) -> bool:

@@ -14,7 +14,6 @@ import numpy as np
 from lopa.decoding.fill import Filled, FillRule, with_others
 from lopa.decoding.lookahead import Selection
 from lopa.decoding.round_view import RoundView, eos_mask
-from lopa.decoding.row_budget import NO_STEPS, Steps
 from lopa.decoding.windows import Frame
 from lopa.types import BoolArray, Draft, Plan, Stats
 
@@ -49,8 +48,6 @@ class Outcome:
     spawned: list[Draft]  # drafts for the next round
     fill_rule: FillRule
     prompt: int  # its length
-    taken: Steps = NO_STEPS  # by which the number of branches was chosen, where it was a choice
-    is_held: bool = False  # whether that number was kept from the round before
 
     def brought(self, rows: list[int], merged: Sequence[BoolArray | None] = ()) -> list[int]:
         """Tokens that each of these rows would bring as the winner, its draft included.

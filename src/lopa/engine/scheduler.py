@@ -2,8 +2,7 @@
 
 Sessions are admitted in their order as soon as the KV cache can hold them (continuous batching). A
 round takes as many running sessions as its token budget allows, in turn; one that could not go this
-time goes first the next time. The branches of sessions that leave their number open are weighed
-against each other (`row_budget`).
+time goes first the next time. How many branches they have says the `branch_choice`.
 
 A round in flight is one object, `InFlightRound`. Where the runner is asynchronous the next round
 is launched as soon as the last one is committed: the device works while records are made, text is
@@ -15,50 +14,17 @@ on the device.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from lopa.decoding.decoder import Decoder
 from lopa.decoding.round_cost import RoundCost
-from lopa.decoding.row_budget import NO_OTHERS, Offer, Pace, Rest, RowBudget
 from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET, Engine
+from lopa.engine.branch_choice import BranchChooser
 from lopa.engine.engine_lock import EngineLock
 from lopa.engine.output import Event
 from lopa.engine.session import Session
 from lopa.errors import CapacityError
 from lopa.runner.base import InFlight, Runner
 from lopa.types import Plan, Stats
-
-# Where sessions keep their number of branches: rounds that they have it for, and of how many it is
-# weighed in one, for all of them together
-HOLD_ROUNDS, WEIGH_EVERY = 16, 8
-
-
-class Hold(NamedTuple):
-    """The number of branches that sessions keep for several rounds."""
-
-    launched: int  # rounds, when it was weighed
-    running: int  # sessions, then
-    branches: int
-
-
-class Choice(NamedTuple):
-    """The branches that sessions have of those they offer."""
-
-    branches: dict[Session, int]  # at most: some have fewer candidates
-    rounds: int = 1  # that they have them for
-    held: bool = False  # they were chosen to be kept
-
-
-class Weighed(NamedTuple):
-    """What numbers of branches are weighed by."""
-
-    budget: RowBudget
-    offers: list[Offer]
-    pace: Pace
-    rest: Rest
-    are_kept: bool  # for several rounds
 
 
 @dataclass(slots=True)
@@ -102,14 +68,9 @@ class Scheduler(Engine):
         self.runner = runner
         self.overlap = overlap and runner.is_async
         self.in_flight: list[InFlightRound] = []  # the oldest first
-        self.cost = cost
+        self.chooser = BranchChooser(runner.cost, token_budget, cost)
         # Of the last round: what the device would have waited for the host, and records
         self.host_seconds = self.record_seconds = 0.0
-        self._pace = Pace()
-        self._budget: RowBudget | None = None  # as soon as a session leaves its number open
-        self._launched = 0  # rounds
-        self._hold: Hold | None = None
-        self._keeps_none = False  # nothing was to be kept when sessions were weighed last
         # Of a session in the round that was launched last: tokens forwarded, branches
         self._tokens_each = self._branches_each = 0.0
 
@@ -167,12 +128,14 @@ class Scheduler(Engine):
         events = [(session, session.record(seconds)) for session, seconds in spent]
         self.record_seconds = time.perf_counter() - launched
         if one.seconds:
-            self._pace.add(sum(session.decoder.brought for session, _ in spent), one.seconds)
+            self.chooser.pace.add(
+                sum([session.decoder.brought for session, _ in spent]), one.seconds
+            )
         return events
 
     def _launch(self, now: float) -> None:
         """Launch what is to be in flight. now: when its time begins."""
-        self._keep_numbers(self._admit())
+        self.chooser.keep(self.running, self._admit())
         halves = self._goes_in_halves()
         if self.in_flight and not halves:
             return  # all go together when those are done
@@ -181,16 +144,17 @@ class Scheduler(Engine):
         for lane in sorted(lanes - {one.lane for one in self.in_flight}):
             turn, seconds = self._next_turn(most, halves)
             if turn:
-                self._launched += 1
+                self.chooser.round += 1
                 one = InFlightRound.launch(self.runner, lane, turn, seconds, now)
                 self.in_flight.append(one)
 
     def _goes_in_halves(self) -> bool:
         """Whether two rounds in turn, one on the device and one on the host, take less time."""
         count = len(self.running)
-        if self.cost is None or count < 2 or not self.overlap or self.runner.lanes < 2:
+        cost = self.chooser.cost
+        if cost is None or count < 2 or not self.overlap or self.runner.lanes < 2:
             return False
-        return self.cost.halves_pay(int(count * self._tokens_each), self._branches_each, count)
+        return cost.halves_pay(int(count * self._tokens_each), self._branches_each, count)
 
     def _next_turn(self, most: int, halves: bool) -> tuple[list[Session], float]:
         """The sessions of the next round: at most so many, as far as the token budget allows.
@@ -200,7 +164,7 @@ class Scheduler(Engine):
         in_flight = {session for one in self.in_flight for session in one.sessions}
         ready = [session for session in self.running if session not in in_flight]
         turn: list[Session] = []
-        choice = self._choose_branches(ready[:most])
+        choice = self.chooser.choose(ready[:most], self.running)
         forwarded, branches = 0, []
         for session in ready[:most]:
             number = choice.branches.get(session)
@@ -208,10 +172,8 @@ class Scheduler(Engine):
                 plan = _plan(session)
                 tokens, own = self.runner.cost(plan), len(plan.rows) - 1
             else:
-                offer = session.decoder.offer
-                assert offer is not None
                 own = min(number, len(session.decoder.drafts))
-                tokens = offer.row_length * (own + 1)
+                tokens = choice.offers[session].row_length * (own + 1)
             if turn and forwarded + tokens > self.token_budget:
                 break
             forwarded += tokens
@@ -222,115 +184,19 @@ class Scheduler(Engine):
             self._branches_each = sum(branches) / len(turn)
         for session in turn:
             if session in choice.branches:
-                session.decoder.take(choice.branches[session], choice.rounds, held=choice.held)
-        if self.cost is None or len(self.running) == 1:  # a session that is alone has its own pace
+                number = choice.branches[session]
+                session.decoder.take(number, choice.rounds, is_kept=choice.is_kept)
+        cost = self.chooser.cost
+        if cost is None or len(self.running) == 1:  # a session that is alone has its own pace
             return turn, 0.0
         if halves:  # the host has the other half meanwhile
-            return turn, self.cost(2 * forwarded, 2 * branches) / 2
-        return turn, self.cost(forwarded, branches)
+            return turn, cost(2 * forwarded, 2 * branches) / 2
+        return turn, cost(forwarded, branches)
 
-    def _keep_numbers(self, joining: Sequence[Decoder]) -> None:
-        """Weigh the number that sessions keep where that is due; those that join have it, too.
-
-        Another number counts from the round after the next.
-        """
-        hold = self._hold
-        if hold is not None and self._still_holds(hold, joining):
-            for decoder in joining:
-                decoder.take(hold.branches, HOLD_ROUNDS, held=True)
-            return
-        if hold is None and (self._keeps_none or not joining):
-            return  # all weigh their rounds as they come
-        offers: dict[Session, Offer] = {}
-        for session in self.running:
-            decoder = session.decoder
-            if decoder.leaves_branches_open:
-                offers[session] = decoder.offer or decoder.usual_offer()
-        if not offers:
-            return
-        keeping = [session.decoder for session in offers if session.decoder.keeps_branches]
-        weighed = self._weigh(offers, [one for one in self.running if one not in offers])
-        if not weighed.are_kept:
-            self._drop_hold()
-            return
-        number = self._keep(weighed)
-        for decoder in keeping:
-            decoder.keep(number, HOLD_ROUNDS)
-        for decoder in joining:
-            decoder.take(number, HOLD_ROUNDS, held=True)
-
-    def _still_holds(self, hold: Hold, joining: Sequence[Decoder]) -> bool:
-        """Whether it is not yet time to weigh the number again.
-
-        It is at once when more than twice as many sessions run as did, or less than half.
-        """
-        running = len(self.running)
-        if joining and 1 in (running, hold.running):  # one that is alone has its own number
-            return False
-        if not hold.running <= 2 * running <= 4 * hold.running:
-            return False
-        return self._launched - hold.launched < WEIGH_EVERY
-
-    def _drop_hold(self) -> None:
-        """Keep nothing: the device is what takes long."""
-        self._hold, self._keeps_none = None, True
-        for session in self.running:
-            session.decoder.release()
-
-    def _choose_branches(self, sessions: list[Session]) -> Choice:
-        """Of all sessions that leave their number open, in one budget.
-
-        Sessions that have to wait for their turn count too: the rounds that they wait for are like
-        this one.
-        """
-        found = [(session, session.decoder.offer) for session in sessions]
-        offers = {session: offer for session, offer in found if offer is not None}
-        if not offers:
-            return Choice({})
-        if self._hold is not None:
-            number = self._hold.branches
-        else:
-            weighed = self._weigh(offers, [session for session, offer in found if offer is None])
-            if not weighed.are_kept:
-                self._drop_hold()
-                chosen = weighed.budget.allocate(weighed.offers, weighed.pace, weighed.rest)
-                return Choice(dict(zip(offers, chosen, strict=True)))
-            number = self._keep(weighed)
-        return Choice(dict.fromkeys(offers, number), HOLD_ROUNDS, held=True)
-
-    def _weigh(self, offers: Mapping[Session, Offer], others: Sequence[Session]) -> Weighed:
-        """others: sessions of such a round whose number is no choice."""
-        anchors = sum(offer.row_length for offer in offers.values())
-        branches: list[int] = []  # of the others
-        forwarded, tokens = 0, 0.0
-        for session in others:
-            plan = _plan(session)
-            branches.append(len(plan.rows) - 1)
-            forwarded += self.runner.cost(plan)
-            anchors += session.decoder.row_length
-            tokens += session.decoder.usual_tokens
-        first = next(iter(offers))
-        cost = self.cost = first.decoder.cost  # one for all: sessions of one model
-        if self._budget is None or self._budget.cost != cost:
-            self._budget = RowBudget(cost, self.token_budget)
-        # A session that is alone has its own pace: what ran before it is no matter.
-        pace = first.decoder.pace if len(self.running) == 1 else self._pace
-        rest = NO_OTHERS
-        if others:
-            rest = Rest(len(others), forwarded, tokens, cost.host_of_all(branches))
-        are_kept = self._budget.are_kept(anchors, len(offers) + len(others))
-        return Weighed(self._budget, list(offers.values()), pace, rest, are_kept)
-
-    def _keep(self, weighed: Weighed) -> int:
-        """The number for all sessions, from now on."""
-        number = weighed.budget.number_for_all(weighed.offers, weighed.pace, weighed.rest)
-        self._hold, self._keeps_none = Hold(self._launched, len(self.running), number), False
-        return number
-
-    def _admit(self) -> list[Decoder]:
-        """Returns those that are new and whose number of branches is to be chosen."""
-        if not self.running:  # those who kept it have gone
-            self._hold, self._keeps_none = None, False
+    def _admit(self) -> list[Session]:
+        """Returns those that are new."""
+        if not self.running:
+            self.chooser.forget()
         new: list[Session] = []
         while self.waiting and len(self.running) + len(new) < self.max_running:
             if not self._open(self.waiting[0]):
@@ -340,8 +206,7 @@ class Scheduler(Engine):
             raise CapacityError("no capacity in the KV cache: other requests hold it")
         # New ones go first, in their order: their first round is what their users wait for.
         self.running.extendleft(reversed(new))
-        decoders = [session.decoder for session in new]
-        return [one for one in decoders if one.leaves_branches_open and not one.known_branches]
+        return new
 
     def _open(self, session: Session) -> bool:
         """Give a session a slot of the runner, and its cache if it goes on from elsewhere."""

@@ -32,8 +32,8 @@ class Session:
         self.tokenizer = tokenizer
         self.replay = replay
         settings = config.settings()
-        if decoder.budget is not None:
-            settings["round_cost"] = decoder.cost.settings()
+        if decoder.auto is not None:
+            settings["round_cost"] = decoder.auto.cost.settings()
         self.trace = Trace(
             decoder.tokens[: decoder.prompt].tolist(),
             settings,

@@ -61,7 +61,7 @@ class RunningJob:
 
     def report(self, step: Step) -> Iterable[Event]:
         """The events of a round."""
-        record = step.round
+        record, auto = step.round, self.session.decoder.auto
         if self._queue_seconds is None:
             self._queue_seconds = time.perf_counter() - self.arrived - record.seconds
         placed = record.branches[record.winner].lookaheads
@@ -75,7 +75,7 @@ class RunningJob:
             seconds=record.seconds,
             winner_rank=record.winner + 1 if placed else 0,
             branches=len(record.branches),
-            expected_gain=self.session.decoder.expected_gain,
+            expected_gain=0.0 if auto is None else auto.expected_gain,
             tokens=self._tokens(step) if self.job.logprobs else [],
             trace_line=self._round_line(step, text) if self.job.denoise else None,
         )

@@ -221,7 +221,8 @@ class Worker:
             raise ConfigError(f"steps must be at most {most} here: one token per round")
         gaps = llm.encode_gaps([(job.gap_tokens, behind)], wanted) if behind else ()
         session = llm.session_from_ids(ids, config, gaps=gaps)
-        session.decoder.known_branches = tuple(job.known_branches)
+        if session.decoder.auto is not None:
+            session.decoder.auto.known = tuple(job.known_branches)
         self.engine.check(session)
         task = RunningJob(job, session, since)
         return task, task.accepted(wanted)
