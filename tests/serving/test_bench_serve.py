@@ -77,6 +77,12 @@ def test_auto_is_compared_request_by_request() -> None:
     assert over_envelope(fixed) == over_envelope({"auto": fixed["0"]}) == []
 
 
+def _stream_of(*events: dict[str, object]) -> bytes:
+    lines = [json.dumps(event) for event in events] + ["[DONE]"]
+    body = "".join(f"data: {line}\n\n" for line in lines)
+    return b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + body.encode()
+
+
 def test_an_endpoint_under_load(server: Server) -> None:
     endpoint = Endpoint(
         url=f"{server.url}/v1", model="bytes", chat=True, body={"max_tokens": 8, "branches": 1}
@@ -88,6 +94,45 @@ def test_an_endpoint_under_load(server: Server) -> None:
     assert load.branches is not None
     assert 0 < load.branches <= 1
     assert load.server_errors == 0
+    assert 0 < load.client_busy < 1.5
+
+
+@pytest.mark.parametrize(
+    ("response", "status", "error"),
+    [
+        (b"HTTP/1.1 429 Busy\r\nContent-Length: 4\r\n\r\nfull", 429, "full"),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\ndata: {}\n\n", 200, "broke off"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\ndata: {}\n", 200, "Error"),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\ndata: {\n", 200, "Error"),
+        (b"no HTTP", 0, "Error"),
+        (b"", 0, "Error"),
+        (_stream_of({"padding": "x" * 300_000}, {"usage": {"completion_tokens": 5}}), 200, None),
+        (_stream_of({"error": {"message": "lost"}}), 200, "lost"),
+    ],
+)
+def test_what_an_endpoint_may_answer(
+    response: bytes, status: int, error: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(response)
+        await writer.drain()
+        writer.close()
+
+    async def ask() -> Answer:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            endpoint = Endpoint(url=f"http://127.0.0.1:{port}/v1", model="m", body={})
+            (only,) = await offer(endpoint, ["Hello"], rates=[1], seconds=0.01, seed=0)
+            return only.answers[0]
+
+    monkeypatch.setattr(serve_load, "arrivals", lambda *_: [0.0])
+    found = asyncio.run(ask())
+    assert found.status == status
+    assert (found.error is None) if error is None else (error in str(found.error))
+    assert found.complete == (error is None)
+    assert found.tokens == (5 if error is None else 0)
 
 
 def test_answers_are_in_the_order_of_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,15 +14,19 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
-import httpx
+import aiohttp
 
 from lopa.errors import LopaError
 
 PERCENTILES = (50, 95, 99)
 _TIMEOUT = 600.0
+_LINE_BYTES = 1 << 20  # of a stream: an event with a trace is long
+# Of an endpoint that cannot be reached, or whose answer cannot be read
+_ERRORS = (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,7 @@ class Offered:
     rate: float  # requests per second
     answers: list[Answer]  # in the order of the requests
     seconds: float  # until the last answer
+    client_busy: float = 0.0  # of the time, this process: near 1 it is what limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +93,22 @@ class Load:
     latency: dict[str, float]  # percentile → seconds, of the completed
     first_text: dict[str, float]
     branches: float | None  # of a round on average, where the endpoint says so
+    client_busy: float  # of the time, the process that asked
 
 
 async def first_model(url: str, api_key: str | None) -> str:
     """The name of what an endpoint serves."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        async with httpx.AsyncClient(headers=headers, timeout=30) as client:
-            response = await client.get(f"{url}/models")
-            response.raise_for_status()
-            return str(response.json()["data"][0]["id"])
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+        async with (
+            _client(headers, timeout=30) as client,
+            client.get(f"{url}/models", raise_for_status=True) as response,
+        ):
+            return str((await response.json())["data"][0]["id"])
+    except _ERRORS as error:
         raise LopaError(
-            f"{url}/models does not answer as OpenAI's API would ({error}): see --url and --api-key"
+            f"{url}/models does not answer as OpenAI's API would ({_said(error)}): see --url and "
+            "--api-key"
         ) from None
 
 
@@ -122,11 +130,14 @@ async def offer(
         for at in arrivals(rate, seconds, seed + step)
     ]
     ended = [0.0] * len(rates)
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(
-        headers=endpoint.headers, timeout=_TIMEOUT, limits=limits
-    ) as client:
+    busy = [0.0] * (len(rates) + 1)  # seconds of this process, when each rate begins
+    async with _client(endpoint.headers, timeout=_TIMEOUT) as client:
         began = time.perf_counter()
+
+        async def watch() -> None:
+            for step in range(len(busy)):
+                await asyncio.sleep(max(0.0, began + step * seconds - time.perf_counter()))
+                busy[step] = time.process_time()
 
         async def one(number: int, step: int, at: float) -> Answer:
             await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
@@ -134,11 +145,14 @@ async def offer(
             ended[step] = time.perf_counter() - began - step * seconds
             return answer
 
-        found = await asyncio.gather(*(one(number, *each) for number, each in enumerate(due)))
+        found, _ = await asyncio.gather(
+            asyncio.gather(*(one(number, *each) for number, each in enumerate(due))), watch()
+        )
     answers: list[list[Answer]] = [[] for _ in rates]
     for (step, _), answer in zip(due, found, strict=True):
         answers[step].append(answer)
-    return [Offered(*each) for each in zip(rates, answers, ended, strict=True)]
+    shares = [(until - since) / seconds for since, until in pairwise(busy)]
+    return [Offered(*each) for each in zip(rates, answers, ended, shares, strict=True)]
 
 
 def arrivals(rate: float, seconds: float, seed: int) -> list[float]:
@@ -169,6 +183,7 @@ def summarise(runs: Sequence[Offered]) -> Load:
         latency=percentiles([answer.seconds for answer in done]),
         first_text=percentiles([a.first_text for a in done if a.first_text is not None]),
         branches=_mean([a.branches for a in done if a.branches is not None]),
+        client_busy=sum(run.client_busy for run in runs) / len(runs),
     )
 
 
@@ -212,18 +227,35 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return {f"p{p}": ordered[math.ceil(p / 100 * len(ordered)) - 1] for p in PERCENTILES if ordered}
 
 
-async def _ask(client: httpx.AsyncClient, endpoint: Endpoint, prompt: str, due: float) -> Answer:
+def _client(headers: Mapping[str, str], *, timeout: float) -> aiohttp.ClientSession:
+    """As many connections as there are requests."""
+    return aiohttp.ClientSession(
+        headers=headers,
+        timeout=aiohttp.ClientTimeout(total=timeout),
+        connector=aiohttp.TCPConnector(limit=0),
+        read_bufsize=_LINE_BYTES,
+        trust_env=True,  # proxies
+    )
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+async def _ask(
+    client: aiohttp.ClientSession, endpoint: Endpoint, prompt: str, due: float
+) -> Answer:
     answer = Answer()
     try:
         await _stream(client, endpoint, prompt, due, answer)
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        answer.error = f"{type(error).__name__}: {error}"
+    except _ERRORS as error:
+        answer.error = _said(error)
     answer.seconds = time.perf_counter() - due
     return answer
 
 
 async def _stream(
-    client: httpx.AsyncClient, endpoint: Endpoint, prompt: str, due: float, answer: Answer
+    client: aiohttp.ClientSession, endpoint: Endpoint, prompt: str, due: float, answer: Answer
 ) -> None:
     path = "chat/completions" if endpoint.chat else "completions"
     asked: dict[str, Any] = {"prompt": prompt}
@@ -237,16 +269,16 @@ async def _stream(
         **endpoint.body,
     }
     ended = False
-    async with client.stream("POST", f"{endpoint.url}/{path}", json=body) as response:
-        answer.status = response.status_code
-        if response.status_code != 200:
-            answer.error = (await response.aread()).decode("utf-8", "replace")[:200]
+    async with client.post(f"{endpoint.url}/{path}", json=body) as response:
+        answer.status = response.status
+        if response.status != 200:
+            answer.error = (await response.read()).decode("utf-8", "replace")[:200]
             return
-        async for line in response.aiter_lines():
-            data = line.removeprefix("data:").strip()
-            if not line.startswith("data:") or not data:
+        async for line in response.content:
+            data = line.removeprefix(b"data:").strip()
+            if not line.startswith(b"data:") or not data:
                 continue
-            if data == "[DONE]":
+            if data == b"[DONE]":
                 ended = True
                 continue
             event = json.loads(data)

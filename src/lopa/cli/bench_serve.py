@@ -20,6 +20,8 @@ from lopa.errors import ConfigError, LopaError
 if TYPE_CHECKING:
     from lopa.bench.serve_load import Load, Offered
 
+_BUSY = 0.5  # of the client's time: with more its own queue is a part of what it measures
+
 
 def bench_serve(
     url: Annotated[
@@ -139,6 +141,16 @@ def bench_serve(
     if ratios:
         each_rate = ", ".join("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
         print(f"a request's latency with auto over the best fixed number's, by rate: {each_rate}")
+    busiest = max((load for loads in found.values() for load in loads), key=_busy)
+    if _busy(busiest) > _BUSY:
+        print(
+            f"at {busiest.offered:g} requests/s this client took {_busy(busiest):.0%} of a "
+            "processor: it adds to the times; ask for fewer, or from several machines"
+        )
+
+
+def _busy(load: Load) -> float:
+    return load.client_busy
 
 
 def _name(number: int | str | None) -> str:

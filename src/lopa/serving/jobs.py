@@ -117,21 +117,25 @@ Event: TypeAlias = Accepted | Advance | Finished | Failed
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (Accepted, Advance, Finished, Failed)
 }
+_FIELDS = {name: [f.name for f in fields(kind)] for name, kind in _KINDS.items()}
 
 
 def pack(event: Event) -> list[Any]:
-    """[kind, fields], for JSON."""
-    values = {f.name: getattr(event, f.name) for f in fields(event)}
-    if isinstance(event, Advance):
-        values["tokens"] = [[t.text, t.bytes, t.logprob] for t in event.tokens]
-    return [type(event).__name__, values]
+    """[kind, values of its fields], for JSON."""
+    kind = type(event).__name__
+    values = [getattr(event, name) for name in _FIELDS[kind]]
+    if isinstance(event, Advance) and event.tokens:
+        at = _FIELDS[kind].index("tokens")
+        values[at] = [[t.text, t.bytes, t.logprob] for t in event.tokens]
+    return [kind, values]
 
 
 def unpack(packed: list[Any]) -> Event:
     kind, values = packed
-    if kind == "Advance":
-        values["tokens"] = [
-            Token(text=text, bytes=raw, logprob=logprob) for text, raw, logprob in values["tokens"]
+    named = dict(zip(_FIELDS[kind], values, strict=True))
+    if kind == "Advance" and named["tokens"]:
+        named["tokens"] = [
+            Token(text=text, bytes=raw, logprob=logprob) for text, raw, logprob in named["tokens"]
         ]
-    event: Event = _KINDS[kind](**values)
+    event: Event = _KINDS[kind](**named)
     return event

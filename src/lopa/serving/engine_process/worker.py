@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from lopa.engine.base_llm import BaseLLM
 
 _SUFFIX = "the suffix"
+_ANY_TEXT = DecodeConfig()
+_MOST_CONFIGS, _MOST_KEY = 256, 4096  # that are kept; characters that one is kept by
 _NOTE_SECONDS = 1.0  # of compiling kernels, until the log says so
 _BEAT_SECONDS = 1.0  # between signs of life while the model is loaded
 
@@ -70,6 +72,8 @@ class Worker:
         usual = llm.decode_config(config.preset, **config.decoding)
         decoding = with_waiting_branches(config.decoding, usual.decoder, config.preset)
         self._usual = llm.decode_config(config.preset, **decoding)
+        self._usual_settings = self._usual.settings()
+        self._configs: dict[str, DecodeConfig] = {}  # by what was given
 
     def warm_up(self) -> None:
         """Run a round, so that the first request does not pay for lazy initialisation."""
@@ -172,7 +176,7 @@ class Worker:
         given = self._with_defaults(job.options)
         shape = {name: given[name] for name in PATTERNS if given.get(name) is not None}
         if whole:
-            self.llm.check_chat(job.prompt, DecodeConfig(**shape))
+            self.llm.check_chat(job.prompt, DecodeConfig(**shape) if shape else _ANY_TEXT)
         if shape:  # kept, so that it is there when the session is made
             self.llm.automaton(DecodeConfig(**shape))
         with self._opening:
@@ -194,7 +198,7 @@ class Worker:
         """behind: the text behind a gap, if there is one."""
         llm, given = self.llm, self._with_defaults(job.options)
         names = [name for name in ("decoder", "window") if name in given]
-        usual = llm.decode_config(self.config.preset, **{name: given[name] for name in names})
+        usual = self._decode_config({name: given[name] for name in names})
         block = 1 if usual.window == "canvas" else given.get("block_size", usual.block_size)
         left = self.most_tokens - len(ids) - len(behind)
         wanted = job.max_tokens or given.get("max_new_tokens", usual.max_new_tokens)
@@ -214,7 +218,7 @@ class Worker:
         given["max_new_tokens"] = wanted
         if job.seed_offset:
             given["seed"] = given.get("seed", self._usual.seed) + job.seed_offset
-        config = llm.decode_config(self.config.preset, **given)
+        config = self._decode_config(given)
         # More rounds than tokens fill nothing in most of them, and may be any number.
         most = config.block_size if config.window == "pipeline" else config.max_new_tokens
         if config.steps is not None and config.steps > most:
@@ -227,12 +231,24 @@ class Worker:
         task = RunningJob(job, session, since)
         return task, task.accepted(wanted)
 
+    def _decode_config(self, given: dict[str, Any]) -> DecodeConfig:
+        """What this makes of a request, kept: most of them give the same."""
+        key = repr(sorted(given.items()))  # not the values: True is 1, and no number of branches
+        found = self._configs.get(key)
+        if found is None:
+            found = self.llm.decode_config(self.config.preset, **given)
+            if len(key) <= _MOST_KEY:
+                if len(self._configs) >= _MOST_CONFIGS:
+                    self._configs.clear()
+                self._configs[key] = found
+        return found
+
     def _with_defaults(self, options: dict[str, Any]) -> dict[str, Any]:
         """The server's defaults under what a request gives, less what that makes meaningless.
 
         An option that is given as it is anyway changes nothing.
         """
-        defaults, usual = self.config.decoding, self._usual.settings()
+        defaults, usual = self.config.decoding, self._usual_settings
         changes = {name: value for name, value in options.items() if value != usual.get(name)}
         if "decoder" in changes or "window" in changes:
             own = options_of(changes.get("decoder", self._usual.decoder), changes.get("window"))
