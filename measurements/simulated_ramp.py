@@ -22,6 +22,7 @@ from pathlib import Path
 
 from lopa import LLM, DecodeConfig
 from lopa.bench.serve_load import Answer, Offered, arrivals, over_envelope, summarise
+from lopa.cli.environment import environment
 from lopa.cli.progress import Progress
 from lopa.config import AUTO_BRANCHES
 from lopa.decoding.round_cost import RoundCost
@@ -33,7 +34,7 @@ from lopa.studies.study import Setting, Study
 from markdown_sections import table
 
 ROOM = 160  # new tokens
-Due = Sequence[float]  # seconds at which requests arrive, rising
+Due = Sequence[float]  # seconds at which requests arrive
 
 
 def main() -> None:
@@ -56,7 +57,11 @@ def main() -> None:
     settings = llm.decode_config(max_new_tokens=ROOM).settings()
     fixed = [Setting(str(k), {"branches": k}) for k in AUTO_BRANCHES]
     with tempfile.TemporaryDirectory() as folder:
-        told = {"task": options.task, "seed": options.seed, "limit": options.limit}
+        told = {
+            **{name: getattr(options, name) for name in ("task", "seed", "limit")},
+            "settings": settings,
+            "host": environment(llm),
+        }
         file = SampleFile(options.samples or Path(folder) / "samples.jsonl", told)
         study = Study(llm, problems, settings, options.seed, file, 16)
         decoded = study.decode(fixed)
@@ -98,7 +103,7 @@ def capacity(samples: Sequence[Sample], cost: RoundCost) -> float:
 def replayed(samples: Sequence[Sample], due: Due, cost: RoundCost) -> list[Answer]:
     """As `simulated` answers, of samples whose rounds do not depend on what runs beside them."""
     samples = sorted(samples, key=lambda sample: sample.problem)
-    coming = deque(enumerate(due))
+    coming = _in_order(due)
     waiting: deque[int] = deque()
     running: deque[tuple[int, int]] = deque()  # requests, and how many rounds they have had
     answers = [Answer() for _ in due]
@@ -135,7 +140,7 @@ def simulated(
     """What requests would be answered that arrive while the engine runs."""
     engine = llm.engine()
     engine.overlap = False  # a simulated round is of all sessions
-    coming = deque(enumerate(due))
+    coming = _in_order(due)
     numbers = {}
     answers = [Answer() for _ in due]
     clock = 0.0
@@ -155,6 +160,11 @@ def simulated(
                 seconds = clock - due[number]
                 answers[number] = _answer(seconds, output.tokens, output.mean_branches)
     return answers
+
+
+def _in_order(due: Due) -> deque[tuple[int, float]]:
+    """A rate has at least one request, which may arrive after the first of the next rate."""
+    return deque(sorted(enumerate(due), key=lambda each: each[1]))
 
 
 def _answer(seconds: float, tokens: int, branches: float) -> Answer:

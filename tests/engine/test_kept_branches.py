@@ -13,6 +13,7 @@ from lopa.decoding.branch_budget import LEARN_EVERY_KEPT
 from lopa.decoding.round_cost import RoundCost
 from lopa.decoding.row_budget import RowBudget
 from lopa.engine import branch_choice
+from lopa.engine.base import TOKEN_BUDGET
 from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
 
@@ -210,6 +211,22 @@ def test_what_is_expected_goes_by_the_branches_of_each_round(llm: LLM) -> None:
 def test_all_are_weighed_again_together(llm: LLM, weighed: list[int]) -> None:
     running(llm, 4, 2 + 2 * branch_choice.WEIGH_EVERY).close()
     assert weighed == [4] * 3
+
+
+def test_the_tokens_of_a_round_may_be_told_later(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int | None] = []
+
+    def noted(budget: RowBudget, *_: Any) -> int:
+        seen.append(budget.most_tokens)
+        return 1
+
+    monkeypatch.setattr(RowBudget, "number_for_all", noted)
+    engine = running(llm, 3, 3)
+    engine.token_budget = 100  # as ranks are
+    for _ in range(branch_choice.WEIGH_EVERY):
+        engine.step()
+    engine.close()
+    assert seen == [TOKEN_BUDGET, 100]
 
 
 def test_another_number_is_for_all_from_the_round_after_the_next_on(

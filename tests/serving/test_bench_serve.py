@@ -77,7 +77,7 @@ def test_auto_is_compared_request_by_request() -> None:
     assert over_envelope(fixed) == over_envelope({"auto": fixed["0"]}) == []
 
 
-def _stream_of(*events: dict[str, object]) -> bytes:
+def _stream_of(*events: object) -> bytes:
     lines = [json.dumps(event) for event in events] + ["[DONE]"]
     body = "".join(f"data: {line}\n\n" for line in lines)
     return b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + body.encode()
@@ -108,6 +108,10 @@ def test_an_endpoint_under_load(server: Server) -> None:
         (b"", 0, "Error"),
         (_stream_of({"padding": "x" * 300_000}, {"usage": {"completion_tokens": 5}}), 200, None),
         (_stream_of({"error": {"message": "lost"}}), 200, "lost"),
+        (_stream_of({"padding": "x" * 3_000_000}), 200, "TooLong"),
+        (_stream_of([]), 200, "Error"),
+        (_stream_of({"choices": [None]}), 200, "Error"),
+        (b"HTTP/1.1 302 Found\r\nLocation: /v2\r\nContent-Length: 0\r\n\r\n", 302, ""),
     ],
 )
 def test_what_an_endpoint_may_answer(

@@ -17,16 +17,28 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 
 from lopa.errors import LopaError
 
 PERCENTILES = (50, 95, 99)
 _TIMEOUT = 600.0
 _LINE_BYTES = 1 << 20  # of a stream: an event with a trace is long
+_KEEP_SECONDS = 4.0  # connections that are idle: uvicorn closes them after 5, others later
 # Of an endpoint that cannot be reached, or whose answer cannot be read
-_ERRORS = (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError)
+_ERRORS = (
+    aiohttp.ClientError,
+    HttpProcessingError,  # a line that is too long
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +113,11 @@ async def first_model(url: str, api_key: str | None) -> str:
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         async with (
-            _client(headers, timeout=30) as client,
-            client.get(f"{url}/models", raise_for_status=True) as response,
+            _client(url, headers, timeout=30) as client,
+            client.get(f"{url}/models", allow_redirects=False) as response,
         ):
+            if response.status != 200:
+                raise ValueError(f"status {response.status}")
             return str((await response.json())["data"][0]["id"])
     except _ERRORS as error:
         raise LopaError(
@@ -131,7 +145,7 @@ async def offer(
     ]
     ended = [0.0] * len(rates)
     busy = [0.0] * (len(rates) + 1)  # seconds of this process, when each rate begins
-    async with _client(endpoint.headers, timeout=_TIMEOUT) as client:
+    async with _client(endpoint.url, endpoint.headers, timeout=_TIMEOUT) as client:
         began = time.perf_counter()
 
         async def watch() -> None:
@@ -227,14 +241,17 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return {f"p{p}": ordered[math.ceil(p / 100 * len(ordered)) - 1] for p in PERCENTILES if ordered}
 
 
-def _client(headers: Mapping[str, str], *, timeout: float) -> aiohttp.ClientSession:
+def _client(url: str, headers: Mapping[str, str], *, timeout: float) -> aiohttp.ClientSession:
     """As many connections as there are requests."""
+    parts = urlsplit(url)
+    # Not `trust_env`, which looks for a proxy and in .netrc at every request.
+    by_proxy = parts.hostname and not proxy_bypass(parts.hostname)
     return aiohttp.ClientSession(
         headers=headers,
         timeout=aiohttp.ClientTimeout(total=timeout),
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_SECONDS),
         read_bufsize=_LINE_BYTES,
-        trust_env=True,  # proxies
+        proxy=getproxies().get(parts.scheme) if by_proxy else None,
     )
 
 
@@ -269,7 +286,7 @@ async def _stream(
         **endpoint.body,
     }
     ended = False
-    async with client.post(f"{endpoint.url}/{path}", json=body) as response:
+    async with client.post(f"{endpoint.url}/{path}", json=body, allow_redirects=False) as response:
         answer.status = response.status
         if response.status != 200:
             answer.error = (await response.read()).decode("utf-8", "replace")[:200]

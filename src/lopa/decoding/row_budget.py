@@ -117,8 +117,9 @@ class RowBudget:
         self.cost = cost
         self.most_tokens = most_tokens
         self._ranks: dict[float, _Ranks] = {}  # by the slope of the cost
-        # Seconds of usual rounds by AUTO_BRANCHES, of so many anchors' tokens and sessions
-        self._usual_seconds: dict[tuple[int, int, Rest], list[float]] = {}
+        # Seconds of usual rounds by AUTO_BRANCHES, of so many anchors' tokens and sessions, and of
+        # what else is in the round
+        self._usual_seconds: dict[tuple[float, ...], list[float]] = {}
         self._host_shares: dict[tuple[int, int], float] = {}  # by anchors' tokens and sessions
 
     def allocate(
@@ -187,11 +188,12 @@ class RowBudget:
     def _seconds_of_all(self, anchors: int, count: int, rest: Rest) -> list[float]:
         """Until all have had a usual round, by AUTO_BRANCHES, kept: sizes are few."""
         cost, kept = self.cost, self._usual_seconds
-        found = kept.get((anchors, count, rest))
+        key = anchors, count, rest.sessions, rest.forwarded, rest.host
+        found = kept.get(key)
         if found is None:
             if len(kept) >= _MOST_KEPT:
                 kept.clear()
-            found = kept[anchors, count, rest] = []
+            found = kept[key] = []
             for rows in USUAL_ROWS:
                 host = rest.host + count * cost.host_of_one(rows)
                 tokens, sessions = rest.forwarded + anchors * (1.0 + rows), count + rest.sessions

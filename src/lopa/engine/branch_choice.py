@@ -52,7 +52,7 @@ class BranchChooser:
     def __init__(
         self,
         forwarded: Callable[[Plan], int],  # tokens
-        token_budget: int,
+        token_budget: Callable[[], int],  # tokens of a round; ranks are told after the start
         cost: RoundCost | None,  # of a round; None: not known until a session has it
     ) -> None:
         self.cost = cost
@@ -114,7 +114,7 @@ class BranchChooser:
 
         At once when more than twice as many sessions run as did, or less than half.
         """
-        if joins and 1 in (running, kept.running):  # one that is alone has its own number
+        if joins and kept.running == 1:  # one that was alone has its own number
             return True
         if not kept.running <= 2 * running <= 4 * kept.running:
             return True
@@ -157,8 +157,9 @@ class BranchChooser:
         first = next(iter(offers)).decoder.auto
         assert first is not None
         cost = self.cost = first.cost  # one for all: sessions of one model
-        if self._budget is None or self._budget.cost != cost:
-            self._budget = RowBudget(cost, self._token_budget)
+        most = self._token_budget()
+        if self._budget is None or (self._budget.cost, self._budget.most_tokens) != (cost, most):
+            self._budget = RowBudget(cost, most)
         # A session that is alone has its own pace: what ran before it is no matter.
         pace = first.pace if len(running) == 1 else self.pace
         rest = NO_OTHERS

@@ -68,7 +68,7 @@ class Scheduler(Engine):
         self.runner = runner
         self.overlap = overlap and runner.is_async
         self.in_flight: list[InFlightRound] = []  # the oldest first
-        self.chooser = BranchChooser(runner.cost, token_budget, cost)
+        self.chooser = BranchChooser(runner.cost, lambda: self.token_budget, cost)
         # Of the last round: what the device would have waited for the host, and records
         self.host_seconds = self.record_seconds = 0.0
         # Of a session in the round that was launched last: tokens forwarded, branches
