@@ -72,7 +72,6 @@ class Worker:
         usual = llm.decode_config(config.preset, **config.decoding)
         decoding = with_waiting_branches(config.decoding, usual.decoder, config.preset)
         self._usual = llm.decode_config(config.preset, **decoding)
-        self._usual_settings = self._usual.settings()
         self._configs: dict[str, DecodeConfig] = {}  # by what was given
 
     def warm_up(self) -> None:
@@ -248,7 +247,7 @@ class Worker:
 
         An option that is given as it is anyway changes nothing.
         """
-        defaults, usual = self.config.decoding, self._usual_settings
+        defaults, usual = self.config.decoding, self._usual.settings()
         changes = {name: value for name, value in options.items() if value != usual.get(name)}
         if "decoder" in changes or "window" in changes:
             own = options_of(changes.get("decoder", self._usual.decoder), changes.get("window"))
