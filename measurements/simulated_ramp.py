@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from lopa.cli.environment import environment
 from lopa.cli.progress import Progress
 from lopa.config import AUTO_BRANCHES
 from lopa.decoding.round_cost import RoundCost
-from lopa.engine.base import MAX_RUNNING, TOKEN_BUDGET
+from lopa.engine.base import MAX_RUNNING
 from lopa.evaluation import evaluate
 from lopa.evaluation.sample import Sample, SampleFile
 from lopa.studies import load, recorded_cost
@@ -103,34 +102,12 @@ def capacity(samples: Sequence[Sample], cost: RoundCost) -> float:
 def replayed(samples: Sequence[Sample], due: Due, cost: RoundCost) -> list[Answer]:
     """As `simulated` answers, of samples whose rounds do not depend on what runs beside them."""
     samples = sorted(samples, key=lambda sample: sample.problem)
-    coming = _in_order(due)
-    waiting: deque[int] = deque()
-    running: deque[tuple[int, int]] = deque()  # requests, and how many rounds they have had
+    asked = [samples[number % len(samples)] for number in range(len(due))]
     answers = [Answer() for _ in due]
-    clock = 0.0
-    while coming or waiting or running:
-        if not waiting and not running:
-            clock = max(clock, coming[0][1])
-        while coming and coming[0][1] <= clock:
-            waiting.append(coming.popleft()[0])
-        free = min(MAX_RUNNING - len(running), len(waiting))
-        running.extendleft(reversed([(waiting.popleft(), 0) for _ in range(free)]))
-        tokens, branches = 0, []
-        for number, rounds in running:
-            sample = samples[number % len(samples)]
-            if branches and tokens + sample.forwarded[rounds] > TOKEN_BUDGET:
-                break
-            tokens += sample.forwarded[rounds]
-            branches.append(sample.branches[rounds])
-        clock += cost(tokens, branches)
-        for _ in branches:
-            number, rounds = running.popleft()
-            sample = samples[number % len(samples)]
-            if rounds + 1 < sample.rounds:
-                running.append((number, rounds + 1))
-            else:
-                mean = sum(sample.branches) / sample.rounds
-                answers[number] = _answer(clock - due[number], sample.tokens, mean)
+    for number, clock in load.ready_times(asked, due, cost):
+        sample = asked[number]
+        mean = sum(sample.branches) / sample.rounds
+        answers[number] = _answer(clock - due[number], sample.tokens, mean)
     return answers
 
 
@@ -140,7 +117,7 @@ def simulated(
     """What requests would be answered that arrive while the engine runs."""
     engine = llm.engine()
     engine.overlap = False  # a simulated round is of all sessions
-    coming = _in_order(due)
+    coming = load.in_order(due)
     numbers = {}
     answers = [Answer() for _ in due]
     clock = 0.0
@@ -160,11 +137,6 @@ def simulated(
                 seconds = clock - due[number]
                 answers[number] = _answer(seconds, output.tokens, output.mean_branches)
     return answers
-
-
-def _in_order(due: Due) -> deque[tuple[int, float]]:
-    """A rate has at least one request, which may arrive after the first of the next rate."""
-    return deque(sorted(enumerate(due), key=lambda each: each[1]))
 
 
 def _answer(seconds: float, tokens: int, branches: float) -> Answer:

@@ -19,7 +19,7 @@ from lopa.types import Plan, Stats
 
 BRANCHES = 3
 AT_ONCE = 8
-MORE_CALLS = 0.025  # of Python functions, for `auto` over a fixed number
+MORE_CALLS = 0.02  # of Python functions, for `auto` over a fixed number
 DEAR_HOST = RoundCost(((8, 0.0010), (4096, 0.0012)), (0.0005,) * 5)
 
 

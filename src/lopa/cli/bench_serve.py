@@ -141,16 +141,13 @@ def bench_serve(
     if ratios:
         each_rate = ", ".join("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
         print(f"a request's latency with auto over the best fixed number's, by rate: {each_rate}")
-    busiest = max((load for loads in found.values() for load in loads), key=_busy)
-    if _busy(busiest) > _BUSY:
+    all_loads = [load for loads in found.values() for load in loads]
+    busiest = max(all_loads, key=lambda load: load.client_busy)
+    if busiest.client_busy > _BUSY:
         print(
-            f"at {busiest.offered:g} requests/s this client took {_busy(busiest):.0%} of a "
+            f"at {busiest.offered:g} requests/s this client took {busiest.client_busy:.0%} of a "
             "processor: it adds to the times; ask for fewer, or from several machines"
         )
-
-
-def _busy(load: Load) -> float:
-    return load.client_busy
 
 
 def _name(number: int | str | None) -> str:

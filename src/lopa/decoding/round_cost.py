@@ -82,14 +82,17 @@ class RoundCost:
     def of_round(self, tokens: float, host: float, sessions: int) -> float:
         """`of_rounds` of one round, without arrays: several times as fast."""
         whole = self._of_whole(tokens, host, sessions)
+        if not self.in_halves:
+            return whole
         halves = self._of_halves(tokens, host, sessions)
         return whole if halves is None else min(whole, halves)
 
     def host_of_all(self, branches: Sequence[int]) -> float:
         """The host's part of sessions with so many branches each."""
-        if max(branches, default=0) > AUTO_BRANCHES[-1]:
-            branches = [min(k, AUTO_BRANCHES[-1]) for k in branches]
-        return sum(map(self.host_by_number.__getitem__, branches))
+        try:
+            return sum(map(self.host_by_number.__getitem__, branches))
+        except IndexError:  # more than auto takes
+            return self.host_of_all([min(k, AUTO_BRANCHES[-1]) for k in branches])
 
     def host_of_one(self, branches: float) -> float:
         """The host's part of a session; the number may be a mean of rounds."""
@@ -129,12 +132,14 @@ class RoundCost:
 
     def every_round_of(self, sessions: int) -> float:
         """The host's part of a round by itself."""
+        if sessions < 2:
+            return self.every_round
         return self.every_round + self.mixed_round * self.share_mixed(sessions)
 
     @staticmethod
     def share_mixed(sessions: int) -> float:
         """Of rounds in which the window of any session but one moves."""
-        return 1.0 - (1.0 - _MOVES) ** max(0, sessions - 1)
+        return 1.0 - (1.0 - _MOVES) ** (sessions - 1)
 
     def of_rounds(self, tokens: FloatArray, host: FloatArray | float, sessions: int) -> FloatArray:
         """Of rounds of so many tokens, in which the sessions cost the host so much."""
@@ -183,11 +188,11 @@ class RoundCost:
 
     def _device_of(self, tokens: float) -> float:
         at, seconds = self._lists
+        if tokens > at[-1]:
+            return seconds[-1]
         right = bisect_left(at, tokens)
         if right == 0:
             return seconds[0]
-        if right == len(at):
-            return seconds[-1]
         (x0, x1), (y0, y1) = at[right - 1 : right + 1], seconds[right - 1 : right + 1]
         return y1 if tokens == x1 else y0 + (y1 - y0) * (tokens - x0) / (x1 - x0)
 

@@ -96,7 +96,8 @@ class Pace:
 
     def add(self, tokens: float, seconds: float) -> None:
         # An EOS may cut off tokens of rounds that count for less by now.
-        self.tokens = max(0.0, PACE_DECAY * self.tokens + tokens)
+        brought = PACE_DECAY * self.tokens + tokens
+        self.tokens = brought if brought > 0.0 else 0.0
         self.seconds = PACE_DECAY * self.seconds + seconds
         self.prior_rounds *= PACE_DECAY
 

@@ -72,7 +72,11 @@ class BranchChooser:
 
         Another number counts from the round after the next. running: with the new ones.
         """
-        joining = [one for one in new if (auto := _auto(one)) is not None and not auto.known]
+        joining = [
+            session
+            for session in new
+            if (auto := session.decoder.auto) is not None and auto.is_shared and not auto.known
+        ]
         kept = self.kept
         if kept is None and not joining:
             return
@@ -125,7 +129,7 @@ class BranchChooser:
         offers: dict[Session, Offer] = {}
         keeping: list[AutoBranches] = []
         for session in running:
-            if (auto := _auto(session)) is not None:
+            if (auto := session.decoder.auto) is not None and auto.is_shared:
                 offers[session] = auto.offered or auto.usual_offer(session.decoder.row_length)
                 if auto.keeps:
                     keeping.append(auto)
@@ -144,7 +148,7 @@ class BranchChooser:
         self, offers: Mapping[Session, Offer], others: Sequence[Session], running: Sized
     ) -> _Weighed:
         """others: sessions of such a round whose number is no choice."""
-        anchors = sum(offer.row_length for offer in offers.values())
+        anchors = sum([offer.row_length for offer in offers.values()])
         branches: list[int] = []  # of the others
         forwarded, tokens = 0, 0.0
         for session in others:
@@ -180,9 +184,3 @@ class BranchChooser:
                 if session.decoder.auto is not None:
                     session.decoder.auto.release()
         self.kept = Kept(None)
-
-
-def _auto(session: Session) -> AutoBranches | None:
-    """Of a session whose number of branches is weighed with that of others."""
-    auto = session.decoder.auto
-    return auto if auto is not None and auto.is_shared else None

@@ -2,7 +2,7 @@
 
 Sessions are admitted in their order as soon as the KV cache can hold them (continuous batching). A
 round takes as many running sessions as its token budget allows, in turn; one that could not go this
-time goes first the next time. How many branches they have says the `branch_choice`.
+time goes first the next time. How many branches its sessions have is the choice of `branch_choice`.
 
 A round in flight is one object, `InFlightRound`. Where the runner is asynchronous the next round
 is launched as soon as the last one is committed: the device works while records are made, text is

@@ -259,30 +259,55 @@ def _simulate(study: Study, name: str, cost: RoundCost, at_once: int) -> Finding
 
 def replay(samples: Sequence[Sample], cost: RoundCost, at_once: int) -> list[Sample]:
     """The same answers as they would be ready if rounds took what they cost, so many at once."""
-    waiting = deque(sorted(samples, key=lambda sample: sample.problem))
-    running: deque[tuple[Sample, int]] = deque()  # and how many rounds it has had
+    samples = sorted(samples, key=lambda sample: sample.problem)
+    ready, last = [], 0.0
+    for number, clock in ready_times(samples, [0.0] * len(samples), cost, at_once):
+        ready.append(replace(samples[number], elapsed=clock - last))
+        last = clock
+    return ready
+
+
+def ready_times(
+    samples: Sequence[Sample], due: Sequence[float], cost: RoundCost, at_once: int = MAX_RUNNING
+) -> list[tuple[int, float]]:
+    """Which answer is ready when, the first one first, if rounds took what they cost.
+
+    due: seconds at which they are asked for.
+    """
+    coming = in_order(due)
+    waiting: deque[int] = deque()
+    running: deque[tuple[int, int]] = deque()  # and how many rounds it has had
     ready = []
-    clock = last = 0.0
-    while waiting or running:
+    clock = 0.0
+    while coming or waiting or running:
+        if not waiting and not running:
+            clock = max(clock, coming[0][1])
+        while coming and coming[0][1] <= clock:
+            waiting.append(coming.popleft()[0])
         free = min(at_once, MAX_RUNNING) - len(running)
         new = [(waiting.popleft(), 0) for _ in range(min(free, len(waiting)))]
         running.extendleft(reversed(new))  # as the scheduler does
         tokens = 0
         branches: list[int] = []  # of the sessions whose turn it is
-        for sample, rounds in running:
+        for number, rounds in running:
+            sample = samples[number]
             if branches and tokens + sample.forwarded[rounds] > TOKEN_BUDGET:
                 break
             tokens += sample.forwarded[rounds]
             branches.append(sample.branches[rounds])
         clock += cost(tokens, branches)
         for _ in branches:
-            sample, rounds = running.popleft()
-            if rounds + 1 < sample.rounds:
-                running.append((sample, rounds + 1))
+            number, rounds = running.popleft()
+            if rounds + 1 < samples[number].rounds:
+                running.append((number, rounds + 1))
             else:
-                ready.append(replace(sample, elapsed=clock - last))
-                last = clock
+                ready.append((number, clock))
     return ready
+
+
+def in_order(due: Sequence[float]) -> deque[tuple[int, float]]:
+    """Requests and when they are due, the first one first."""
+    return deque(sorted(enumerate(due), key=lambda each: each[1]))
 
 
 def _figures(samples: Sequence[Sample]) -> Findings:
