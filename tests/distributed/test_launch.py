@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from lopa.cli.main import main
+from lopa.distributed import launch
 
 SHORT = ("--model", "dummy:dream-tiny", "--device", "cpu", "--max-new-tokens", "24")
 GENERATE = ("generate", "*", *SHORT, "--block-size", "8", "--branches", "3", "--json")
@@ -55,11 +56,40 @@ def test_torchrun() -> None:
     # Rank 0 alone reads standard input, and everybody hears of it.
     asked = [word if word != "*" else "-" for word in GENERATE]
     assert answer(lopa(*asked, "--tensor-parallel", "2", text="*\n", launcher=two)) == alone
-    wrong = start(*two, "-m", "lopa", *GENERATE, "--branch-parallel", "3")
+
+
+# Rank 0 is the last to find the mistake.
+UNEVEN = """
+import os, sys, time
+from lopa.cli.main import main
+if os.environ["RANK"] == "0":
+    time.sleep(2)
+sys.exit(main())
+"""
+
+
+@pytest.mark.parallel
+def test_torchrun_shows_a_mistake_of_all_ranks_once(tmp_path: Path) -> None:
+    script = tmp_path / "uneven.py"
+    script.write_text(UNEVEN, encoding="utf-8")
+    two = (*TORCHRUN, "--nproc-per-node", "2", str(script))
+    wrong = start(*two, *GENERATE, "--branch-parallel", "3")
     out, err = wrong.communicate(timeout=120)
     assert wrong.returncode != 0
     assert not out
     assert err.count("error: branch-parallel 3 × tensor-parallel 1 does not make 2 ranks") == 1
+
+
+def test_a_mistake_of_one_rank_is_shown_by_that_rank(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # `main` has another on other ranks than 0
+    monkeypatch.setattr(launch, "_SECONDS_TO_FAIL", 0.0)
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):
+        monkeypatch.setenv(name, value)
+    assert main(("race",)) == 2
+    sys.stdout.close()
+    assert capsys.readouterr().err.startswith("rank 1: error: this command runs in one process")
 
 
 @pytest.mark.parallel

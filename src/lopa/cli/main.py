@@ -28,7 +28,7 @@ from lopa.cli.serve import ENVIRONMENT, serve
 from lopa.cli.study import study
 from lopa.cli.terminal import one_line
 from lopa.cli.warmup import warmup
-from lopa.distributed.launch import is_main_rank, launch_info
+from lopa.distributed.launch import await_end_by_launcher, is_main_rank, launch_info
 from lopa.errors import ConfigError, DeviceError, LopaError, PromptError
 from lopa.thread_waits import wait_briefly
 from lopa.version import VERSION
@@ -91,8 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _print_error(f"{message.rstrip('.')}: see {path} --help")
         return error.exit_code
     except (ConfigError, PromptError) as error:
-        if is_main_rank():  # the same on every rank
-            _print_error(str(error))
+        if not is_main_rank():  # the same on every rank, and rank 0 says it, unless it is not
+            await_end_by_launcher()
+        _print_error(str(error))
         return 2
     except DeviceError as error:
         _print_error(str(error))

@@ -11,10 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 LISTENING = "LOPA_LISTENING"  # rank 0's inherited socket, on which the ranks meet
 PARENT = "LOPA_PARENT"  # process id: the ranks end with it
+_SECONDS_TO_FAIL = 20.0  # between two ranks that find the same mistake: they start unevenly
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,15 @@ def is_main_rank() -> bool:
     """Whether this process writes the output: rank 0, or the only process."""
     launch = launch_info()
     return launch is None or launch.rank == 0
+
+
+def await_end_by_launcher() -> None:
+    """Wait for rank 0 to fail as this rank has: the launcher then ends the others.
+
+    A rank that fails first would have rank 0 ended before it has said why.
+    """
+    with suppress(KeyboardInterrupt):
+        time.sleep(_SECONDS_TO_FAIL)
 
 
 def run_ranks(ranks: int, arguments: Sequence[str]) -> int:
