@@ -1,7 +1,7 @@
 """A server from idle to overload and back, simulated: auto and fixed numbers of branches.
 
     python measurements/simulated_ramp.py --task words --cost FILE … [--shares 0.1,0.4,0.8,1.1]
-        [--requests 120] [--runs 4] [--seed 7] [--limit 64] [--samples FILE]
+        [--requests 120] [--runs 4] [--seed 7] [--limit 64] [--samples FILE] [--json FILE]
 
 The model decodes, and a round takes what it costs on the given device (`lopa bench cost`). Rates
 are shares of what the best fixed number completes with all places taken; requests are those of the
@@ -16,10 +16,12 @@ import argparse
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import ramp_report
 from lopa import LLM, DecodeConfig
+from lopa.atomic_write import write_lines
 from lopa.bench.serve_load import Answer, Offered, arrivals, over_envelope, summarise
 from lopa.cli.environment import environment
 from lopa.cli.progress import Progress
@@ -30,7 +32,6 @@ from lopa.evaluation import evaluate
 from lopa.evaluation.sample import Sample, SampleFile
 from lopa.studies import load, recorded_cost
 from lopa.studies.study import Setting, Study
-from markdown_sections import table
 
 ROOM = 160  # new tokens
 Due = Sequence[float]  # seconds at which requests arrive
@@ -46,10 +47,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--limit", type=int, default=64)
     parser.add_argument("--samples", type=Path)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the figures, of one cost")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     options = parser.parse_args()
     costs = recorded_cost.read_costs(options.cost)
+    if options.json is not None and len(costs) > 1:
+        parser.error("--json takes one --cost")
     llm = LLM("tiny", device=options.device, dtype=options.dtype)
     problems = evaluate.problems(options.task, "eval", options.limit, options.seed)
     prompts = [problem.prompt for problem in problems]
@@ -86,7 +90,7 @@ def main() -> None:
                     found[setting].append(offered(replayed(samples, together, cost), due, rates))
                 answers = simulated(llm, prompts, auto, together, cost)
                 found["auto"].append(offered(answers, due, rates))
-        show(name, rates, found)
+        report(options.task, name, found, options.json)
 
 
 def capacity(samples: Sequence[Sample], cost: RoundCost) -> float:
@@ -153,18 +157,20 @@ def offered(answers: Sequence[Answer], due: Sequence[Due], rates: Sequence[float
     return found
 
 
-def show(name: str, rates: Sequence[float], found: dict[str, list[list[Offered]]]) -> None:
-    loads = {s: [summarise(same) for same in zip(*runs, strict=True)] for s, runs in found.items()}
-    rows = [
-        [s, *(f"{1000 * load.latency['p50']:.1f}" for load in each)] for s, each in loads.items()
+def report(
+    task: str, name: str, found: dict[str, list[list[Offered]]], record: Path | None
+) -> None:
+    """Print it; the record is of the form that `lopa bench serve --json` has."""
+    loads = [
+        {"asked": setting, **asdict(summarise(same))}
+        for setting, runs in found.items()
+        for same in zip(*runs, strict=True)
     ]
-    ratios = over_envelope(found)
-    rows.append(["auto / best, by request", *("–" if r is None else f"{r:.2f}" for r in ratios)])
-    rows.append(["branches of auto", *(f"{load.branches:.1f}" for load in loads["auto"])])
-    heads = ["median latency, ms", *(f"{rate:.3g} a second" for rate in rates)]
-    requests = [str(load.requests) for load in loads["auto"]]
-    print(f"{name}; requests: {', '.join(requests)}", table(heads, rows), sep="\n\n", flush=True)
-    print(json.dumps({"cost": name, "rates": rates, "auto_over_envelope": ratios}))
+    ratios = [ratio and asdict(ratio) for ratio in over_envelope(found)]
+    said = {"task": task, "cost": name, "auto_over_envelope": ratios, "loads": loads}
+    print(name, ramp_report.ramp(said), sep="\n\n", flush=True)
+    if record is not None:
+        write_lines(record, [json.dumps(said)])
 
 
 if __name__ == "__main__":

@@ -73,8 +73,25 @@ def test_auto_is_compared_request_by_request() -> None:
     }
     found = over_envelope({"auto": runs([2.2, 10.0, 5.0], [2.0], [1.0], [None]), **fixed})
     # Of 1.1, 0.5 and 1.25 or, which are harder, of 2.2 and 1.0; of 2.0 or 0.67
-    assert found == [pytest.approx(1.6), pytest.approx(2.0), None, None]
+    assert [one and one.ratio for one in found] == [pytest.approx(1.6), 2.0, None, None]
+    assert found[1] is not None
+    assert found[1].interval == (2.0, 2.0)  # both runs gave that
     assert over_envelope(fixed) == over_envelope({"auto": fixed["0"]}) == []
+
+
+def test_the_interval_of_a_comparison_is_over_runs() -> None:
+    def runs(*seconds: float) -> list[list[Offered]]:
+        return [[Offered(1.0, [Answer(status=200, seconds=s)] * 3, 1.0)] for s in seconds]
+
+    (one,) = over_envelope({"auto": runs(1.0, 1.2, 1.1, 1.05, 1.15), "3": runs(*[1.0] * 5)})
+    assert one is not None
+    assert one.ratio == pytest.approx(1.1)
+    assert one.interval is not None
+    low, high = one.interval
+    assert 1.0 <= low < 1.1 < high <= 1.2
+    (one,) = over_envelope({"auto": runs(1.1), "3": runs(1.0)})
+    assert one is not None
+    assert one.interval is None
 
 
 def _stream_of(*events: object) -> bytes:
@@ -178,7 +195,7 @@ def test_the_command(server: Server, capsys: pytest.CaptureFixture[str], tmp_pat
     picture = ["--picture", str(tmp_path / "ramp.png")]
     assert main([*url, *short, *compare, *picture, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert all(ratio > 0 for ratio in found["auto_over_envelope"])
+    assert all(one["ratio"] > 0 for one in found["auto_over_envelope"])
     loads = found["loads"]
     assert [load["offered"] for load in loads] == [2, 4, 2] * 2
     assert [load["asked"] for load in loads] == ["auto"] * 3 + ["1"] * 3

@@ -15,17 +15,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+import numpy as np
 from aiohttp.http_exceptions import HttpProcessingError
 
 from lopa.errors import LopaError
+from lopa.types import FloatArray
 
 PERCENTILES = (50, 95, 99)
+_RESAMPLES = 500  # each takes medians over all requests
 _TIMEOUT = 600.0
 _LINE_BYTES = 1 << 20  # of a stream: an event with a trace is long
 _KEEP_SECONDS = 4.0  # connections that are idle: uvicorn closes them after 5, others later
@@ -201,7 +203,21 @@ def summarise(runs: Sequence[Offered]) -> Load:
     )
 
 
-def over_envelope(answers: Mapping[str, Sequence[Sequence[Offered]]]) -> list[float | None]:
+@dataclass(frozen=True, slots=True)
+class LatencyRatio:
+    """Latency of one setting over that of another."""
+
+    ratio: float
+    interval: tuple[float, float] | None  # 95 %, over resampled runs; None: there was one run
+
+    def __str__(self) -> str:
+        if self.interval is None:
+            return f"{self.ratio:.2f}"
+        low, high = self.interval
+        return f"{self.ratio:.2f} ({low:.2f} … {high:.2f})"
+
+
+def over_envelope(answers: Mapping[str, Sequence[Sequence[Offered]]]) -> list[LatencyRatio | None]:
     """At each rate in turn: latency with auto over that with the best fixed number.
 
     A number is compared request by request, by the median of the ratios: all settings were asked
@@ -212,23 +228,36 @@ def over_envelope(answers: Mapping[str, Sequence[Sequence[Offered]]]) -> list[fl
     fixed = [runs for name, runs in answers.items() if name != "auto"]
     if "auto" not in answers or not fixed:
         return []
-    found: list[float | None] = []
-    for step in range(len(answers["auto"][0])):
-        ratios = [_by_request(answers["auto"], runs, step) for runs in fixed]
-        found.append(max(map(median, ratios)) if all(ratios) else None)
-    return found
+    return [_latency_ratio(answers["auto"], fixed, step) for step in range(len(answers["auto"][0]))]
 
 
-def _by_request(
-    some: Sequence[Sequence[Offered]], others: Sequence[Sequence[Offered]], step: int
-) -> list[float]:
-    """Latency of each request over that of the same one in the others."""
-    pairs = [
-        pair
-        for run, other in zip(some, others, strict=True)
-        for pair in zip(run[step].answers, other[step].answers, strict=True)
+def _latency_ratio(
+    auto: Sequence[Sequence[Offered]], fixed: Sequence[Sequence[Sequence[Offered]]], step: int
+) -> LatencyRatio | None:
+    # [runs][fixed numbers][requests]
+    ratios = [
+        [_by_request(run[step], other[step]) for other in others]
+        for run, *others in zip(auto, *fixed, strict=True)
     ]
-    return [a.seconds / b.seconds for a, b in pairs if a.complete and b.complete]
+    ratios = [run for run in ratios if all(map(len, run))]
+    if not ratios:
+        return None
+
+    def highest(runs: Sequence[list[FloatArray]]) -> float:
+        return max(float(np.median(np.concatenate(same))) for same in zip(*runs, strict=True))
+
+    if len(ratios) == 1:
+        return LatencyRatio(highest(ratios), None)
+    resampled = np.random.default_rng(0).integers(len(ratios), size=(_RESAMPLES, len(ratios)))
+    found = [highest([ratios[run] for run in runs]) for runs in resampled]
+    low, high = np.quantile(found, (0.025, 0.975)).tolist()
+    return LatencyRatio(highest(ratios), (low, high))
+
+
+def _by_request(some: Offered, others: Offered) -> FloatArray:
+    """Latency of each request over that of the same one in the others, of completed ones."""
+    pairs = zip(some.answers, others.answers, strict=True)
+    return np.array([a.seconds / b.seconds for a, b in pairs if a.complete and b.complete])
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -127,8 +127,9 @@ def bench_serve(
             for name, loads in found.items()
             for load in loads
         ]
-        compared_rates = {"auto_over_envelope": ratios} if ratios else {}
-        print(json.dumps({**settings, **compared_rates, "loads": each}))
+        if ratios:
+            settings["auto_over_envelope"] = [ratio and asdict(ratio) for ratio in ratios]
+        print(json.dumps({**settings, "loads": each}))
         return
     print(f"{endpoint.model} at {url}; {seconds:g} s of {task} at each rate")
     print("latency and first text are p50 / p95 / p99, in seconds")
@@ -139,7 +140,7 @@ def bench_serve(
     else:
         print_table(("asked", *heads, "branches"), rows)
     if ratios:
-        each_rate = ", ".join("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+        each_rate = ", ".join("–" if ratio is None else str(ratio) for ratio in ratios)
         print(f"a request's latency with auto over the best fixed number's, by rate: {each_rate}")
     all_loads = [load for loads in found.values() for load in loads]
     busiest = max(all_loads, key=lambda load: load.client_busy)
