@@ -20,7 +20,7 @@ import numpy as np
 from lopa.config import AUTO_BRANCHES
 from lopa.decoding.branch_budget import BranchBudget
 from lopa.decoding.round_cost import RoundCost
-from lopa.decoding.row_budget import Offer, Pace, RowBudget, concave_steps
+from lopa.decoding.row_budget import NOTHING_KNOWN, Offer, Pace, RowBudget, concave_steps
 
 COST = Path(__file__).parent / "h200" / "round_cost_tiny_bf16.json"
 NEW_SHARE = 0.1  # of the sessions that offer something new
@@ -46,7 +46,7 @@ def measure(cost: RoundCost, sessions: int, rounds: int, seed: int) -> tuple[flo
         began = time.perf_counter()
         chosen = budget.allocate(offers, pace)
         ended = time.perf_counter()
-        budget.number_for_all(offers, pace)
+        budget.number_for_all(offers, NOTHING_KNOWN)
         for_all.append(time.perf_counter() - ended)
         each.append(ended - began)
         gained = sum(o.usual + o.steps.gain_of(k) for o, k in zip(offers, chosen, strict=True))

@@ -94,6 +94,7 @@ def _set(trial: dict[str, Any]) -> None:
         if isinstance(value, dict):  # by the way branches are accepted: the others stay
             value = {**usual, **{key: _tuple(part) for key, part in value.items()}}
         setattr(module, name, value)
+    branch_budget.prior_expectations.cache_clear()
 
 
 def _tuple(value: Any) -> Any:

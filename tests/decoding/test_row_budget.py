@@ -16,7 +16,10 @@ from lopa.decoding.round_cost import RoundCost
 from lopa.decoding.row_budget import (
     NO_OTHERS,
     NO_STEPS,
+    NOTHING_KNOWN,
+    PRIOR_ROUNDS,
     USUAL_ROWS,
+    AnchorTokens,
     Offer,
     Pace,
     Rest,
@@ -211,11 +214,21 @@ def test_a_host_that_takes_less_for_more_branches_is_no_reason_for_another_order
     st.floats(0.0, 0.02),
     st.integers(0, 3),
     st.lists(st.floats(0.0, 0.5), min_size=5, max_size=5),
+    st.one_of(st.none(), st.tuples(st.floats(0.0, 10.0), st.floats(0.0, 100.0))),
 )
 def test_no_other_number_for_all_brings_more_per_second(
-    given: list[tuple[list[float], int]], slope: float, others: int, host: list[float]
+    given: list[tuple[list[float], int]],
+    slope: float,
+    others: int,
+    host: list[float],
+    known: tuple[float, float] | None,
 ) -> None:
-    """By what usual rounds bring and forward; nothing is known of earlier ones."""
+    """By what usual rounds bring and forward. known: tokens of a round, and of how many rounds."""
+    usual, learned = 2.0, NOTHING_KNOWN
+    if known is not None:
+        brought, rounds = known
+        learned = AnchorTokens(brought * rounds, rounds)
+        usual = (PRIOR_ROUNDS * 2.0 + rounds * brought) / (PRIOR_ROUNDS + rounds)
     steps = [concave_steps(AUTO_BRANCHES, (0.0, *itertools.accumulate(g))) for g, _ in given]
     offers = [
         Offer(length, 2.0, NO_STEPS, usual_steps=of)
@@ -225,24 +238,42 @@ def test_no_other_number_for_all_brings_more_per_second(
     rest = Rest(others, others * 64, others * 3.0, others * 0.1)
     rates = {}
     for number, rows in zip(AUTO_BRANCHES, USUAL_ROWS, strict=True):
-        tokens = rest.tokens + sum(2.0 + of.gain_of(number) for of in steps)
+        tokens = rest.tokens + sum(usual + of.gain_of(number) for of in steps)
         forwarded = rest.forwarded + sum(length * (1 + rows) for _, length in given)
         on_host = rest.host + len(given) * float(np.interp(rows, AUTO_BRANCHES, cost.host))
         seconds = cost.of_rounds(np.array([forwarded]), on_host, len(given) + others)
         rates[number] = tokens / float(seconds[0])
-    chosen = RowBudget(cost).number_for_all(offers, Pace(), rest)
+    chosen = RowBudget(cost).number_for_all(offers, learned, rest)
     assert rates[chosen] == pytest.approx(max(rates.values()))
 
 
-def test_a_number_for_all_goes_by_usual_rounds_and_by_the_pace() -> None:
+def test_a_number_for_all_goes_by_usual_rounds() -> None:
+    """The more they bring without branches, the less those are worth."""
     rich = concave_steps(AUTO_BRANCHES, (0.0, 2.0, 4.0, 7.0, 8.0))
     offers = [Offer(64, 2.0, NO_STEPS, usual_steps=rich)] * 2
     budget = RowBudget(FLAT_THEN_STEEP)
     assert budget.allocate(offers, Pace()) == [0, 0]
-    assert budget.number_for_all(offers, Pace()) > 0
-    numbers = [budget.number_for_all(offers, Pace(tokens, 100.0)) for tokens in (100, 900, 9000)]
+    assert budget.number_for_all(offers, NOTHING_KNOWN) > 0
+    each = [AnchorTokens(100 * tokens, 100) for tokens in (0.5, 5.0, 50.0)]
+    numbers = [budget.number_for_all(offers, learned) for learned in each]
     assert numbers == sorted(numbers, reverse=True)
     assert numbers[0] > numbers[-1]
+
+
+def test_anchor_tokens_are_learned_from_the_latest_rounds() -> None:
+    learned = AnchorTokens()
+    assert learned.mean(2.4) == 2.4
+    learned.add(6.0)
+    assert 2.4 < learned.mean(2.4) < 6.0
+    for _ in range(400):
+        learned.add(32 * 5.0, sessions=32)
+    assert learned.mean(2.4) == pytest.approx(5.0, rel=0.01)
+    for _ in range(400):
+        learned.add(32 * 1.0, sessions=32)
+    assert learned.mean(2.4) == pytest.approx(1.0, rel=0.02)
+    for _ in range(400):
+        learned.add(-32.0, sessions=32)  # they brought less than their branches add elsewhere
+    assert learned.mean(2.4) == 0.0
 
 
 def test_sessions_that_begin_have_what_they_would_keep() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from lopa import LLM, DecodeConfig
+from lopa.config import AUTO_BRANCHES
 from lopa.decoding import row_budget
 from lopa.decoding.round_cost import RoundCost
 from lopa.engine.scheduler import Scheduler
@@ -81,7 +82,7 @@ def calls_of_a_round(llm: LLM, branches: Any) -> float:
 
 def test_auto_calls_hardly_more_than_the_number_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM("dummy:dream-tiny", device="cpu", dtype="float32")
-    monkeypatch.setattr(row_budget, "_best", lambda *_: BRANCHES)
+    monkeypatch.setattr(row_budget, "_quickest", lambda *_: AUTO_BRANCHES.index(BRANCHES))
     calls_of_a_round(llm, "auto")  # the first one imports
     fixed, auto = calls_of_a_round(llm, BRANCHES), calls_of_a_round(llm, "auto")
     assert auto < (1 + MORE_CALLS) * fixed

@@ -11,7 +11,7 @@ from lopa.decoding import row_budget
 from lopa.decoding.auto_branches import AutoBranches
 from lopa.decoding.branch_budget import LEARN_EVERY_KEPT
 from lopa.decoding.round_cost import RoundCost
-from lopa.decoding.row_budget import RowBudget
+from lopa.decoding.row_budget import AnchorTokens, RowBudget
 from lopa.engine import branch_choice
 from lopa.engine.base import TOKEN_BUDGET
 from lopa.engine.scheduler import Scheduler
@@ -213,6 +213,45 @@ def test_all_are_weighed_again_together(llm: LLM, weighed: list[int]) -> None:
     assert weighed == [4] * 3
 
 
+def test_what_rounds_bring_without_branches_is_learned(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all sessions together; one that is alone goes by its own rounds."""
+    seen: list[AnchorTokens] = []
+
+    def noted(_: RowBudget, __: Any, learned: AnchorTokens, *more: Any) -> int:
+        seen.append(learned)
+        return 3
+
+    monkeypatch.setattr(RowBudget, "number_for_all", noted)
+    monkeypatch.setattr(row_budget, "ANCHOR_DECAY", 1.0)
+    engine = running(llm, 3, 0)
+    sessions = list(engine.waiting)
+    for _ in range(2 * branch_choice.WEIGH_EVERY):
+        engine.step()
+    learned = engine.chooser.anchor_tokens
+    assert len(seen) > 1
+    assert all(one is learned for one in seen)
+    assert learned.rounds == sum(len(one.trace.rounds) for one in sessions)
+    gain = auto_of(sessions[0]).budget.usual_steps.gain_of(3)
+    brought = sum(one.decoder.filled for one in sessions)
+    assert learned.tokens == pytest.approx(brought - gain * learned.rounds)
+    engine.close()
+
+    seen.clear()
+    alone = session(llm, 4, DEAR_HOST, max_new_tokens=24)
+    engine.add(alone)
+    while engine.busy:
+        engine.step()
+    first, *later = seen
+    assert first.rounds == 0
+    assert later
+    of_all = auto_of(alone).anchor_tokens
+    assert of_all.rounds == len(alone.trace.rounds) > max(one.rounds for one in later) > 0
+    gain = auto_of(alone).budget.usual_steps.gain_of(3)
+    assert of_all.tokens == pytest.approx(alone.decoder.filled - gain * of_all.rounds)
+
+
 def test_the_tokens_of_a_round_may_be_told_later(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int | None] = []
 
@@ -256,6 +295,30 @@ def test_who_is_alone_has_the_same_branches_whatever_ran_before(llm: LLM) -> Non
             engine.step()
         found.append(branches(one))
     assert found[0] == found[-1] != found[1]
+
+
+@pytest.mark.parametrize("cost", [DEAR_HOST, CHEAP_HOST])
+def test_a_new_one_that_is_alone_has_what_weighing_would_give(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, cost: RoundCost
+) -> None:
+    def answers(engine: Scheduler) -> list[list[int]]:
+        """One after the other, of several lengths; some twice."""
+        found = []
+        for seed, tokens in ((0, 64), (1, 8), (2, 96), (0, 64), (1, 8)):
+            one = session(llm, seed, cost, max_new_tokens=tokens)
+            engine.add(one)
+            while engine.busy:
+                engine.step()
+            found.append(branches(one))
+        return found
+
+    remembered = answers(llm.engine(max_running=8))
+    weighing = llm.engine(max_running=8)
+    monkeypatch.setattr(
+        weighing.chooser, "_weigh_first", lambda one: weighing.chooser._weigh_again([one])
+    )
+    assert answers(weighing) == remembered
+    assert max(map(max, remembered)) > 0
 
 
 def test_where_the_device_is_what_takes_long_by_now_nothing_is_kept(

@@ -14,7 +14,7 @@ from lopa.decoding import branch_budget
 from lopa.decoding.branch_budget import BranchBudget
 from lopa.decoding.outcome import Outcome
 from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
-from lopa.decoding.row_budget import NO_STEPS, Offer, Pace, RowBudget, Steps
+from lopa.decoding.row_budget import NO_STEPS, AnchorTokens, Offer, Pace, RowBudget, Steps
 from lopa.decoding.windows import RowPeek
 from lopa.types import Draft, Round
 
@@ -30,7 +30,8 @@ class AutoBranches:
         # What the candidates of the next round are worth, until a number of them is taken. None:
         # how many it has is no choice.
         self.offered: Offer | None = None
-        self.is_open = False  # no EOS is in view, neither filled nor predicted
+        # No EOS is in view, neither filled nor predicted; not looked for where a number is kept
+        self.is_open = False
         self.is_kept = False  # the next round's number was told before its candidates were known
         self._most = config.most_branches
         self._prompt = prompt
@@ -38,6 +39,11 @@ class AutoBranches:
         self._number, self._rounds = 0, 0  # branches, of so many rounds behind the next
         self._last = NO_STEPS, False  # `_taken` and `is_kept` of the round that was chosen last
         self._expected: tuple[Steps, list[Draft]] = NO_STEPS, []  # what was taken, its branches
+        # Where it keeps its number: tokens that its branches usually add to a round; what the last
+        # round brought, less that; and all such rounds, how many they are
+        self._kept_gain: float | None = None
+        self.brought_by_anchor: float | None = None
+        self._sum_by_anchor, self._kept_rounds = 0.0, 0
         self._pace = Pace()
         self._unpaced: list[tuple[int, Round]] = []  # that are not in it, with what they brought
 
@@ -49,8 +55,9 @@ class AutoBranches:
 
     def take(self, branches: int, rounds: int, *, is_kept: bool) -> None:
         """Have so many branches in the next round and in those behind it. See `Decoder.take`."""
+        self._kept_gain = None
         if is_kept:
-            self._taken = self.budget.usual_steps
+            self._keep(branches)
         elif self.offered is not None:
             self._taken = self.offered.steps
         self.offered = None
@@ -64,7 +71,7 @@ class AutoBranches:
     def keep(self, branches: int, rounds: int) -> None:
         """Have so many branches in so many rounds, from the one after the next on."""
         self._number, self._rounds = branches, rounds
-        self._taken = self.budget.usual_steps
+        self._keep(branches)
 
     def release(self) -> None:
         """Keep the number no longer: the round after the next offers its branches again."""
@@ -81,10 +88,19 @@ class AutoBranches:
         return self._pace
 
     @property
+    def anchor_tokens(self) -> AnchorTokens:
+        """Of the sequence's own rounds, which are few: all count the same."""
+        return AnchorTokens(self._sum_by_anchor, self._kept_rounds)
+
+    @property
     def expected_gain(self) -> float:
         """Tokens that the branches of the last round that was recorded were expected to add."""
         steps, drafts = self._expected
         return steps.gain_of(len(drafts))
+
+    def _keep(self, branches: int) -> None:
+        self._taken = self.budget.usual_steps
+        self._kept_gain = self._taken.gain_of(branches)
 
     # -- for the decoder ------------------------------------------------------------------------
 
@@ -124,3 +140,10 @@ class AutoBranches:
             self.budget.observe(outcome)
         self._expected = taken, outcome.drafts
         self._unpaced.append((brought, record))
+        if self._kept_gain is None:
+            self.brought_by_anchor = None
+        else:
+            # Of the first round, too: what branches usually add is a mean over whole answers.
+            self.brought_by_anchor = brought - self._kept_gain
+            self._sum_by_anchor += self.brought_by_anchor
+            self._kept_rounds += 1

@@ -22,7 +22,7 @@ from itertools import accumulate
 from lopa.config import AUTO_BRANCHES, AcceptName
 from lopa.decoding.lookahead import merge, wins_alone
 from lopa.decoding.outcome import Outcome
-from lopa.decoding.row_budget import NO_STEPS, Offer, concave_steps
+from lopa.decoding.row_budget import NO_STEPS, Offer, Steps, concave_steps
 from lopa.types import BoolArray
 
 # Prior of the tokens that each choice gains over the one before, by the way branches are accepted:
@@ -36,7 +36,6 @@ PRIOR_GAINS: dict[AcceptName, tuple[float, ...]] = {
 # Rounds, one of so many is learned of: usually, and where the number of branches is kept (there
 # the host is what takes long)
 LEARN_EVERY, LEARN_EVERY_KEPT = 8, 32
-LOOK_EVERY_KEPT = 4  # where it is kept: rounds, after one of so many an EOS in view is looked for
 PRIOR_COUNT = 3.5  # rounds learned of that this prior counts for
 EMA_DECAY = 0.92  # weight of a round against the next one that is learned of
 # Some of a gain would have come a round later by itself, and a first token that is right makes
@@ -50,10 +49,12 @@ GAIN_SHARES: dict[AcceptName, tuple[float, ...]] = {
     "exact": (1.0, 1.0, 1.0, 1.0),
 }
 # The same over all rounds, where a number of branches is kept for several of them: what is left of
-# PRIOR_GAINS in the tokens per forward of fixed numbers (measurements/load_time.py).
+# PRIOR_GAINS in the tokens per forward of fixed numbers (measurements/load_time.py). From one to
+# three branches that is 1.0 of `words` and 0.7 of `functions`. It counts for `words`: at a load
+# where those take one or three, seven are best for `functions`.
 USUAL_GAIN_SHARES: dict[AcceptName, tuple[float, ...]] = {
     **GAIN_SHARES,
-    "agreed": (1.2, 0.87, 0.68, 0.5),
+    "agreed": (1.2, 1.0, 0.68, 0.5),
 }
 # Of all that, while the first block is alone and waits for the next: what gave the most throughput
 # with simulated rounds of a 7B model (lopa study load --cost, 96 problems of each task).
@@ -71,7 +72,9 @@ class BranchBudget:
         self.accept = accept
         self._steps = [_DecayedMean() for _ in AUTO_BRANCHES[1:]]  # gain of a choice over the last
         self._unexplored = 0  # rounds learned of since the last one with a branch
-        self._expect()
+        # Tokens that each choice gains over none, by FIRST_GAIN_SHARES; and the steps of a usual
+        # round, where a number is kept for several
+        self._gains, self.usual_steps = prior_expectations(accept)
 
     def observe(self, outcome: Outcome) -> None:
         """Learn what a round would have brought with each number of branches."""
@@ -127,19 +130,13 @@ class BranchBudget:
         self._expect()
 
     def _expect(self) -> None:
-        """Tokens that each choice gains over none: by FIRST_GAIN_SHARES, and usually."""
+        """What choices gain by now, of which a part is still the prior."""
         gains = []
         kept = 1.0  # a choice that gains less than its prior lowers the prior of the next
         for step, prior in zip(self._steps, PRIOR_GAINS[self.accept], strict=True):
             gains.append(step.value(prior * kept, PRIOR_COUNT))
             kept = min(1.0, gains[-1] / prior)
-        usual = [g * s for g, s in zip(gains, USUAL_GAIN_SHARES[self.accept], strict=True)]
-        first, *more = (g * s for g, s in zip(gains, GAIN_SHARES[self.accept], strict=True))
-        shares = [1.0 if self.accept == "exact" else share for _, share in FIRST_GAIN_SHARES]
-        each = [(share * first, *more) for share in shares]
-        self._gains = [(0.0, *accumulate(of)) for of in each]
-        # Of a usual round, where a number is kept for several
-        self.usual_steps = concave_steps(AUTO_BRANCHES, (0.0, *accumulate(usual)))
+        self._gains, self.usual_steps = _expected(self.accept, gains)
 
     def offer(
         self,
@@ -171,6 +168,24 @@ class BranchBudget:
         """What a usual round expects, whatever its candidates are."""
         prior = PRIOR_TOKENS_OPEN if is_open else PRIOR_TOKENS
         return Offer(row_length, prior, NO_STEPS, usual_steps=self.usual_steps)
+
+
+def _expected(accept: AcceptName, gains: Sequence[float]) -> tuple[list[tuple[float, ...]], Steps]:
+    """Tokens that each choice gains over none, by FIRST_GAIN_SHARES, and the usual steps.
+
+    gains: of each choice over the one before.
+    """
+    usual = [g * s for g, s in zip(gains, USUAL_GAIN_SHARES[accept], strict=True)]
+    first, *more = (g * s for g, s in zip(gains, GAIN_SHARES[accept], strict=True))
+    shares = [1.0 if accept == "exact" else share for _, share in FIRST_GAIN_SHARES]
+    each = [(0.0, *accumulate((share * first, *more))) for share in shares]
+    return each, concave_steps(AUTO_BRANCHES, (0.0, *accumulate(usual)))
+
+
+@lru_cache
+def prior_expectations(accept: AcceptName) -> tuple[list[tuple[float, ...]], Steps]:
+    """Of a sequence that nothing is known of: every request begins with it."""
+    return _expected(accept, PRIOR_GAINS[accept])
 
 
 @lru_cache

@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 
 from lopa.config import DecodeConfig
-from lopa.decoding import branch_budget
 from lopa.decoding.answer_state import AnswerState
 from lopa.decoding.auto_branches import AutoBranches
 from lopa.decoding.branch_budget import PRIOR_TOKENS
@@ -305,10 +304,9 @@ class Decoder:
         if most := self.config.most_branches if auto is None else auto.next_round():
             own = fills.chosen[: frame.blocks[winner] * view.size]  # of the row's own blocks
             self.drafts = self._spawn(view, drafts, winner, own, frame.may_force[winner], most)
-        if auto is not None:
-            if not auto.is_kept or not self.round % branch_budget.LOOK_EVERY_KEPT:
-                auto.is_open = self._sees_no_eos(view, winner)
-            if not auto.is_kept and self.drafts and self.finish is None:
+        if auto is not None and not auto.is_kept:
+            auto.is_open = self._sees_no_eos(view, winner)
+            if self.drafts and self.finish is None:
                 auto.make_offer(following, self.drafts, self.round + 1)
         self._outcome = Outcome(
             plan=plan,

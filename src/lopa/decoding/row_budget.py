@@ -5,7 +5,9 @@ what their branches cost the host. Every session offers what more and more branc
 bring. The steps of all sessions are ranked by their gain per second. They are taken as far as they
 gain more than the same time brings at the pace of the rounds so far: going by the round's own rate
 would spend too much where it brings little anyway. The anchors are always forwarded. Where numbers
-are kept for several rounds all sessions have the same one, by what usual rounds bring and cost.
+are kept for several rounds all sessions have the same one: the one with which usual rounds bring
+the most tokens per second. A usual round brings the tokens of its anchor alone, which are learned,
+and what so many branches usually add.
 
 Pure: the same offers and cost give the same numbers on every rank.
 """
@@ -28,6 +30,9 @@ from lopa.decoding.round_cost import RoundCost
 
 PRIOR_ROUNDS = 3.0  # that what sessions usually bring counts for, as long as nothing is known
 PACE_DECAY = 0.95  # weight of a round against the one after it
+# The same for anchor tokens. Slower: noise would change the number that is kept, and each change
+# takes the host time.
+ANCHOR_DECAY = 0.98
 # Where the sessions' part of a round is at least this share of the rest of it, they keep their
 # number for several rounds: to weigh the candidates of each takes the host time, too.
 KEEP_FROM_SHARE = 0.25
@@ -107,7 +112,28 @@ class Pace:
         return brought / (self.seconds + self.prior_rounds * seconds)
 
 
+@dataclass(slots=True)
+class AnchorTokens:
+    """Tokens that a round of the anchor alone brings, learned where a number of branches is kept.
+
+    They are what rounds brought, less what so many branches usually add.
+    """
+
+    tokens: float = 0.0
+    rounds: float = 0.0  # of one session
+
+    def add(self, tokens: float, sessions: int = 1) -> None:
+        """Of a round of so many sessions."""
+        self.tokens = ANCHOR_DECAY * self.tokens + tokens
+        self.rounds = ANCHOR_DECAY * self.rounds + sessions
+
+    def mean(self, prior: float) -> float:
+        found = (self.tokens + PRIOR_ROUNDS * prior) / (self.rounds + PRIOR_ROUNDS)
+        return max(0.0, found)
+
+
 NO_OTHERS = Rest()
+NOTHING_KNOWN = AnchorTokens()
 
 
 class RowBudget:
@@ -122,6 +148,7 @@ class RowBudget:
         # what else is in the round
         self._usual_seconds: dict[tuple[float, ...], list[float]] = {}
         self._host_shares: dict[tuple[int, int], float] = {}  # by anchors' tokens and sessions
+        self._first_kept: dict[Offer, int | None] = {}
 
     def allocate(
         self,
@@ -169,22 +196,39 @@ class RowBudget:
         """Of sessions that run together, with nothing known of earlier rounds."""
         count = len(offers)
         if self.are_kept(sum(offer.row_length for offer in offers), count):
-            return [self.number_for_all(offers, Pace())] * count
+            return [self.number_for_all(offers, NOTHING_KNOWN)] * count
         return self.allocate(offers, Pace())
 
-    def number_for_all(self, offers: Sequence[Offer], pace: Pace, rest: Rest = NO_OTHERS) -> int:
+    def first_kept(self, offer: Offer) -> int | None:
+        """Of a new session that is alone; None: its number is not kept.
+
+        Most are alike, and to weigh one takes the host time: what came of an offer is remembered.
+        """
+        known = self._first_kept
+        if offer not in known:
+            if len(known) >= _MOST_KEPT:
+                known.clear()
+            is_kept = self.are_kept(offer.row_length, 1)
+            known[offer] = self.number_for_all((offer,), NOTHING_KNOWN) if is_kept else None
+        return known[offer]
+
+    def number_for_all(
+        self, offers: Sequence[Offer], anchor_tokens: AnchorTokens, rest: Rest = NO_OTHERS
+    ) -> int:
         """The number of branches of all offers, where it is kept for several rounds."""
-        if len(offers) == 1:
+        count = len(offers)
+        if count == 1:
             (one,) = offers
-            anchors, usual, gained = one.row_length, one.usual, _gains(one.usual_steps)
-            seconds = self._seconds_of_all(anchors, 1, rest)
-            return _best(AUTO_BRANCHES, gained, seconds, rest.tokens + usual, pace)
-        anchors, usual = sum([o.row_length for o in offers]), sum([o.usual for o in offers])
-        kinds = Counter([offer.usual_steps for offer in offers])  # few: most offer the same
-        each = [[of * gain for gain in _gains(steps)] for steps, of in kinds.items()]
-        gains = each[0] if len(each) == 1 else list(map(sum, zip(*each, strict=True)))
-        seconds = self._seconds_of_all(anchors, len(offers), rest)
-        return _best(AUTO_BRANCHES, gains, seconds, rest.tokens + usual, pace)
+            anchors, prior = one.row_length, one.usual
+            gains: Sequence[float] = _gains(one.usual_steps)
+        else:
+            anchors, prior = sum([o.row_length for o in offers]), sum([o.usual for o in offers])
+            kinds = Counter([offer.usual_steps for offer in offers])  # few: most offer the same
+            each = [[of * gain for gain in _gains(steps)] for steps, of in kinds.items()]
+            gains = each[0] if len(each) == 1 else list(map(sum, zip(*each, strict=True)))
+        usual = rest.tokens + count * anchor_tokens.mean(prior / count)
+        seconds = self._seconds_of_all(anchors, count, rest)
+        return AUTO_BRANCHES[_quickest(usual, gains, seconds)]
 
     def _seconds_of_all(self, anchors: int, count: int, rest: Rest) -> list[float]:
         """Until all have had a usual round, by AUTO_BRANCHES, kept: sizes are few."""
@@ -235,10 +279,7 @@ def _best(
     pace: Pace,
 ) -> int:
     # What such sessions usually bring, in rounds of the best size for that
-    highest, likely = -1.0, 0
-    for index, of in enumerate(seconds):
-        if usual + gained[index] > highest * of:
-            highest, likely = (usual + gained[index]) / of, index
+    likely = _quickest(usual, gained, seconds)
     rate = pace.rate_with(usual + gained[likely], seconds[likely])
     most, best = -math.inf, 0
     for index, of in enumerate(seconds):
@@ -246,6 +287,18 @@ def _best(
         if left > most:  # of equals the fewest
             most, best = left, index
     return numbers[best]
+
+
+def _quickest(usual: float, gained: Sequence[float], seconds: Sequence[float]) -> int:
+    """The index of the number with the most tokens per second; of equals the first.
+
+    By number: tokens gained, seconds. usual: tokens without branches.
+    """
+    highest, found = -1.0, 0
+    for index, of in enumerate(seconds):
+        if usual + gained[index] > highest * of:
+            highest, found = (usual + gained[index]) / of, index
+    return found
 
 
 class _Ranks(dict[tuple[Steps, int], bytes]):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from lopa.decoding.auto_branches import AutoBranches
 from lopa.decoding.round_cost import RoundCost
-from lopa.decoding.row_budget import NO_OTHERS, Offer, Pace, Rest, RowBudget
+from lopa.decoding.row_budget import NO_OTHERS, AnchorTokens, Offer, Pace, Rest, RowBudget
 from lopa.engine.session import Session
 from lopa.types import Plan
 
@@ -43,9 +43,9 @@ class _Weighed(NamedTuple):
 
     budget: RowBudget
     offers: list[Offer]
-    pace: Pace
     rest: Rest
     are_kept: bool  # for several rounds
+    alone: AutoBranches | None  # of the only session that runs: what ran before it is no matter
 
 
 class BranchChooser:
@@ -57,6 +57,7 @@ class BranchChooser:
     ) -> None:
         self.cost = cost
         self.pace = Pace()  # of rounds of several sessions
+        self.anchor_tokens = AnchorTokens()  # of all sessions that keep their number
         self.round = 0  # the last one that was launched
         self.kept: Kept | None = None  # None: nothing was weighed yet
         self._forwarded = forwarded
@@ -72,23 +73,41 @@ class BranchChooser:
 
         Another number counts from the round after the next. running: with the new ones.
         """
-        joining = [
-            session
-            for session in new
-            if (auto := session.decoder.auto) is not None and auto.is_shared and not auto.known
-        ]
         kept = self.kept
-        if kept is None and not joining:
-            return
         if kept is not None and kept.branches is None:
             return  # all weigh their rounds as they come
+        joining = [session for session in new if _may_keep(session)] if new else []
+        if kept is None and not joining:
+            return
         if kept is not None and not self._is_due(kept, len(running), joins=bool(joining)):
             number = kept.branches
+        elif joining and len(running) == 1:
+            number = self._weigh_first(joining[0])
         else:
             number = self._weigh_again(running)
         if number is not None:
             for session in joining:
                 session.decoder.take(number, KEEP_ROUNDS, is_kept=True)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether sessions keep one number of branches."""
+        return self.kept is not None and self.kept.branches is not None
+
+    def learn(self, sessions: Sequence[Session], seconds: float) -> None:
+        """Of a round that is recorded. seconds: it was expected to take; 0: not known."""
+        if seconds:
+            self.pace.add(sum([session.decoder.brought for session in sessions]), seconds)
+        if not self.keeps:
+            return
+        tokens, count = 0.0, 0
+        for session in sessions:  # on the host's time: no call too many
+            auto = session.decoder.auto
+            if auto is not None and auto.brought_by_anchor is not None:
+                tokens += auto.brought_by_anchor
+                count += 1
+        if count:
+            self.anchor_tokens.add(tokens, count)
 
     def choose(self, sessions: Sequence[Session], running: Collection[Session]) -> Choice:
         """Of all sessions of a round that leave their number open, in one budget.
@@ -108,7 +127,8 @@ class BranchChooser:
             weighed = self._weigh(offers, [one for one in sessions if one not in offers], running)
             if not weighed.are_kept:
                 self._keep_nothing(running)
-                chosen = weighed.budget.allocate(weighed.offers, weighed.pace, weighed.rest)
+                own = self if weighed.alone is None else weighed.alone
+                chosen = weighed.budget.allocate(weighed.offers, own.pace, weighed.rest)
                 return Choice(offers, dict(zip(offers, chosen, strict=True)))
             number = self._keep(weighed, running)
         return Choice(offers, dict.fromkeys(offers, number), KEEP_ROUNDS, is_kept=True)
@@ -144,6 +164,18 @@ class BranchChooser:
             auto.keep(number, KEEP_ROUNDS)
         return number
 
+    def _weigh_first(self, session: Session) -> int | None:
+        """The number of a new session that is alone; None: none is kept."""
+        auto = session.decoder.auto
+        assert auto is not None
+        self.cost = auto.cost
+        number = self._budget_of(auto.cost).first_kept(auto.usual_offer(session.decoder.row_length))
+        if number is None:
+            self._keep_nothing((session,))
+        else:
+            self.kept = Kept(number, self.round, 1)
+        return number
+
     def _weigh(
         self, offers: Mapping[Session, Offer], others: Sequence[Session], running: Sized
     ) -> _Weighed:
@@ -161,26 +193,36 @@ class BranchChooser:
         first = next(iter(offers)).decoder.auto
         assert first is not None
         cost = self.cost = first.cost  # one for all: sessions of one model
-        most = self._token_budget()
-        if self._budget is None or (self._budget.cost, self._budget.most_tokens) != (cost, most):
-            self._budget = RowBudget(cost, most)
-        # A session that is alone has its own pace: what ran before it is no matter.
-        pace = first.pace if len(running) == 1 else self.pace
+        budget = self._budget_of(cost)
         rest = NO_OTHERS
         if others:
             rest = Rest(len(others), forwarded, tokens, cost.host_of_all(branches))
-        are_kept = self._budget.are_kept(anchors, len(offers) + len(others))
-        return _Weighed(self._budget, list(offers.values()), pace, rest, are_kept)
+        are_kept = budget.are_kept(anchors, len(offers) + len(others))
+        alone = first if len(running) == 1 else None
+        return _Weighed(budget, list(offers.values()), rest, are_kept, alone)
+
+    def _budget_of(self, cost: RoundCost) -> RowBudget:
+        most = self._token_budget()
+        if self._budget is None or (self._budget.cost, self._budget.most_tokens) != (cost, most):
+            self._budget = RowBudget(cost, most)
+        return self._budget
 
     def _keep(self, weighed: _Weighed, running: Sized) -> int:
         """The number for all sessions, from now on."""
-        number = weighed.budget.number_for_all(weighed.offers, weighed.pace, weighed.rest)
+        own = self if weighed.alone is None else weighed.alone
+        number = weighed.budget.number_for_all(weighed.offers, own.anchor_tokens, weighed.rest)
         self.kept = Kept(number, self.round, len(running))
         return number
 
     def _keep_nothing(self, running: Collection[Session]) -> None:
-        if self.kept is not None and self.kept.branches is not None:
+        if self.keeps:
             for session in running:
                 if session.decoder.auto is not None:
                     session.decoder.auto.release()
         self.kept = Kept(None)
+
+
+def _may_keep(session: Session) -> bool:
+    """Whether a new session leaves its number open, from its first round on."""
+    auto = session.decoder.auto
+    return auto is not None and auto.is_shared and not auto.known

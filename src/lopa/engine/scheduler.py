@@ -127,10 +127,7 @@ class Scheduler(Engine):
         self.host_seconds = ready - began + launched - found
         events = [(session, session.record(seconds)) for session, seconds in spent]
         self.record_seconds = time.perf_counter() - launched
-        if one.seconds:
-            self.chooser.pace.add(
-                sum([session.decoder.brought for session, _ in spent]), one.seconds
-            )
+        self.chooser.learn(one.sessions, one.seconds)
         return events
 
     def _launch(self, now: float) -> None:
@@ -187,7 +184,8 @@ class Scheduler(Engine):
                 number = choice.branches[session]
                 session.decoder.take(number, choice.rounds, is_kept=choice.is_kept)
         cost = self.chooser.cost
-        if cost is None or len(self.running) == 1:  # a session that is alone has its own pace
+        # Where a number is kept no pace is asked for, and a session that is alone has its own.
+        if cost is None or self.chooser.keeps or len(self.running) == 1:
             return turn, 0.0
         if halves:  # the host has the other half meanwhile
             return turn, cost(2 * forwarded, 2 * branches) / 2
