@@ -106,8 +106,8 @@ for part in $parts; do
         ;;
     ramp) # a server of the built-in model, from idle to overload and back
         for task in words functions; do
-            measure ramp_$task.txt env TASK=$task RUNS=8 bash measurements/ramp.sh "$out/ramp_$task" \
-                20,60,120,180 0.7 --dtype bfloat16 --warmup 8192
+            measure ramp_$task.txt env TASK=$task BRANCHES=auto,0,1,3,7,15 RUNS=5 SEED=11 \
+                bash measurements/ramp.sh "$out/ramp_$task" 20,60,120,180 0.7 --dtype bfloat16 --warmup 8192
         done
         ;;
     auto | branches) answers $part "" --limit 500 --workers 6 ;;

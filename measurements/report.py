@@ -17,6 +17,7 @@ import accept_report
 import checkpoints_report
 import experts_report
 import precision_report
+import ramp_report
 import ranks_report
 import rounds_report
 import scaling_report
@@ -37,6 +38,7 @@ REPORTS = (
     checkpoints_report,
     experts_report,
     precision_report,
+    ramp_report,
     ranks_report,
     rounds_report,
     scaling_report,
