@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,18 @@ def known_cost(monkeypatch: pytest.MonkeyPatch) -> None:
 
     cost = RoundCost(((8, 0.01), (1024, 0.02)))
     monkeypatch.setattr(cost_measurement, "measure", lambda *_: cost)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To draw them takes longer than to decode what a test needs."""
+    from lopa.evaluation import plots
+
+    def close(figure: Any, _: Path) -> list[Path]:
+        plots.require_plots().close(figure)
+        return []
+
+    monkeypatch.setattr(plots, "save", close)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

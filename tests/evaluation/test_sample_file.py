@@ -11,7 +11,7 @@ from lopa.cli.main import main
 from lopa.errors import LopaError
 from lopa.evaluation.sample import Sample, SampleFile
 
-pytestmark = pytest.mark.usefixtures("known_cost")
+pytestmark = pytest.mark.usefixtures("known_cost", "no_pictures")
 
 SMALL = ("--model", "dummy:dream-tiny", "--max-new-tokens", "8", "--block-size", "4", "--json")
 

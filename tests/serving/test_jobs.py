@@ -31,7 +31,7 @@ def test_an_event_is_the_same_on_the_other_side(event: Event) -> None:
     assert unpack(json.loads(json.dumps(pack(event)))) == event
 
 
-def test_settings_are_kept_by_what_was_given() -> None:
+def test_settings_are_kept_by_what_was_given(known_cost: None) -> None:
     llm = LLM("dummy:dream-tiny", device="cpu")
     worker = Worker(llm, EngineConfig(model="dummy:dream-tiny"), None)  # type: ignore[arg-type]
 

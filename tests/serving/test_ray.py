@@ -12,6 +12,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -178,14 +179,24 @@ def test_replicas_come_and_go_with_the_load(chat_folder: Path, alone: list[str])
     options = ("--model", str(chat_folder), *scaling, *delays)
     with Server(*options, **LOCAL, **often) as server:
         (first,) = replicas(server)
+        # They are looked at under the load that keeps two of them up.
+        enough = Event()
+
+        def keep_asking(number: int) -> None:
+            while not enough.is_set():
+                assert ask(server, number) == alone[number]
+
         with ThreadPoolExecutor(8) as pool:
-            for _ in range(30):
-                assert list(pool.map(lambda number: ask(server, number), range(8))) == alone[:8]
-                if len(by_replica(server, JOBS)) == 2:
-                    break
-        engines = {pid: descendants(pid) for pid in by_replica(server, JOBS)}
-        assert set(engines) == {first, *engines} == set(replicas(server))
-        assert len(engines) == 2
+            asking = [pool.submit(keep_asking, number) for number in range(8)]
+            try:
+                two = until(lambda: len(found := replicas(server)) == 2 and set(found), server)
+                until(lambda: set(by_replica(server, JOBS)) == two, server)
+                engines = {pid: descendants(pid) for pid in two}
+            finally:
+                enough.set()
+                for one in asking:
+                    one.result()
+        assert first in engines
         # And while one of them goes.
         while len(replicas(server)) == 2:
             assert ask(server, 0) == alone[0]

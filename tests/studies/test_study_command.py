@@ -98,6 +98,7 @@ def test_sync(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "of the forward's time" in capfd.readouterr().out
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_an_interrupted_study_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = study("branches", tmp_path, capsys, "--batch-size", "3")
     samples = tmp_path / "samples.jsonl"
@@ -111,6 +112,7 @@ def test_an_interrupted_study_goes_on(tmp_path: Path, capsys: pytest.CaptureFixt
     assert len(own) == len(set(own))
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_report_of_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = study("branches", tmp_path, capsys)
     samples = tmp_path / "samples.jsonl"
@@ -146,6 +148,7 @@ def _described(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> s
     return command
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_simulated_load_goes_on_and_can_be_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
