@@ -4,61 +4,21 @@ from __future__ import annotations
 
 import cProfile
 import pstats
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
+from instant_runner import InstantRunner
 
 from lopa import LLM, DecodeConfig
 from lopa.config import AUTO_BRANCHES
 from lopa.decoding import row_budget
 from lopa.decoding.round_cost import RoundCost
 from lopa.engine.scheduler import Scheduler
-from lopa.runner.base import InFlight, Plans
-from lopa.types import Plan, Stats
 
 BRANCHES = 3
 AT_ONCE = 8
 MORE_CALLS = 0.02  # of Python functions, for `auto` over a fixed number
 DEAR_HOST = RoundCost(((8, 0.0010), (4096, 0.0012)), (0.0005,) * 5)
-
-
-class InstantRunner:
-    """Finds the same statistics for a sequence whenever it is asked."""
-
-    is_async, lanes, padding, kv_pages = True, 1, (), None
-
-    def __init__(self) -> None:
-        self.slots = 0
-
-    def check(self, capacity: int) -> None: ...
-
-    def open(self, config: DecodeConfig, capacity: int, prompt: Sequence[int] = ()) -> int:
-        self.slots += 1
-        return self.slots
-
-    def reused(self, slot: int) -> int:
-        return 0
-
-    def shares(self, slot: int) -> bool:
-        return False
-
-    def close(self, slot: int) -> None: ...
-
-    def cost(self, plan: Plan) -> int:
-        return plan.rows.size
-
-    def launch(self, plans: Plans, lane: int = 0) -> InFlight:
-        found = [self._stats(slot, plan) for slot, plan in plans]
-        return InFlight(lambda: found)
-
-    def commit(self, winners: Sequence[tuple[int, int]]) -> None: ...
-
-    def _stats(self, slot: int, plan: Plan) -> Stats:
-        at = plan.wanted.nonzero()[1] + plan.start
-        prob = np.random.default_rng((slot, plan.index)).random(4096)[at] ** 0.25
-        return Stats(3 + (at * 7919 + 31 * slot) % 200, prob, np.log(prob))
 
 
 def calls_of_a_round(llm: LLM, branches: Any) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from instant_runner import InstantRunner
 
 from lopa import LLM, DecodeConfig
 from lopa.decoding import row_budget
@@ -52,9 +53,15 @@ def session(llm: LLM, seed: int, cost: RoundCost, **changes: Any) -> Session:
     return llm.session(prompt, CONFIG.changed(**changes), cost=cost)
 
 
+def instant_engine() -> Scheduler:
+    """Of a model that is rarely confident: answers take many rounds."""
+    runner: Any = InstantRunner(is_async=False, confidence=0.1)
+    return Scheduler(runner, max_running=8)
+
+
 def running(llm: LLM, count: int, steps: int, cost: RoundCost = DEAR_HOST) -> Scheduler:
     """An engine that has so many sessions and has made so many steps."""
-    engine = llm.engine(max_running=8)
+    engine = instant_engine()
     for seed in range(count):
         engine.add(session(llm, seed, cost))
     for _ in range(steps):
@@ -100,7 +107,7 @@ def test_one_that_joins_with_few_candidates_has_no_more_than_those(llm: LLM) -> 
 
 def test_one_with_few_candidates_decides_for_nobody(llm: LLM, weighed: list[int]) -> None:
     """Nor for itself later on: it has as many as the other, as soon as it has the candidates."""
-    engine = llm.engine(max_running=8)
+    engine = instant_engine()
     few, other = session(llm, 0, DEAR_HOST, block_size=4), session(llm, 1, DEAR_HOST)
     engine.add(few)
     engine.add(other)
@@ -194,7 +201,7 @@ def test_who_comes_one_by_one_decides_for_nobody_else(llm: LLM, weighed: list[in
 
 
 def test_what_is_expected_goes_by_the_branches_of_each_round(llm: LLM) -> None:
-    engine, one = llm.engine(), session(llm, 0, DEAR_HOST)
+    engine, one = instant_engine(), session(llm, 0, DEAR_HOST)
     engine.add(one)
     expected: dict[int, set[float]] = {}
     while engine.busy:
@@ -286,7 +293,7 @@ def test_another_number_is_for_all_from_the_round_after_the_next_on(
 
 
 def test_who_is_alone_has_the_same_branches_whatever_ran_before(llm: LLM) -> None:
-    engine = llm.engine(max_running=8)
+    engine = instant_engine()
     found = []
     for seed in (0, 1, 2, 0):
         one = session(llm, seed, DEAR_HOST, max_new_tokens=64)
@@ -312,8 +319,8 @@ def test_a_new_one_that_is_alone_has_what_weighing_would_give(
             found.append(branches(one))
         return found
 
-    remembered = answers(llm.engine(max_running=8))
-    weighing = llm.engine(max_running=8)
+    remembered = answers(instant_engine())
+    weighing = instant_engine()
     monkeypatch.setattr(
         weighing.chooser, "_weigh_first", lambda one: weighing.chooser._weigh_again([one])
     )
@@ -354,7 +361,7 @@ def test_where_numbers_are_kept_no_more_drafts_are_made(
 ) -> None:
     """Not when the first ones come, nor when the load doubles or falls to one."""
     monkeypatch.setattr(RowBudget, "number_for_all", lambda *_: 2)
-    engine = llm.engine(max_running=8)
+    engine = instant_engine()
     sessions = [session(llm, seed, DEAR_HOST, max_new_tokens=32 + 8 * seed) for seed in range(8)]
     for number, one in enumerate(sessions):
         engine.add(one)
@@ -380,7 +387,7 @@ def test_alone_nothing_is_taken_over_from_others(
     before: int, ended: bool, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RowBudget, "number_for_all", lambda _, offers, *more: len(offers))
-    engine = llm.engine(max_running=8)
+    engine = instant_engine()
     for seed in range(before):  # their answers are of one length
         engine.add(session(llm, seed, DEAR_HOST, max_new_tokens=16))
     for _ in range(4):
