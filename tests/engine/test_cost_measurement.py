@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ def llm() -> LLM:
 def _few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_measurement, "LEAST_TURNS", 2)
     monkeypatch.setattr(cost_measurement, "ENOUGH", 0.0)
+    monkeypatch.setattr(cost_measurement, "STEADY", math.inf)
 
 
 @pytest.mark.usefixtures("_few_turns")
@@ -171,11 +173,9 @@ def test_what_sessions_that_differ_add(few: int, more: int) -> None:
 
 
 def test_a_small_cache_runs_fewer_sessions_that_differ() -> None:
-    for tokens, room in ((512, 4), (4096, cost_measurement.CROWD)):
+    for tokens, room in ((512, 4), (2048, 8)):
         llm = LLM("dummy:dream-tiny", device="cpu", cache_tokens=tokens)
-        crowd = cost_measurement._Mixed(
-            llm.runner, llm.config, llm.decode_config, None, cost_measurement.CROWD
-        )
+        crowd = cost_measurement._Mixed(llm.runner, llm.config, llm.decode_config, None, 8)
         crowd.turn()
         crowd.engine.close()
         assert crowd.sessions == room
@@ -186,6 +186,8 @@ def test_a_small_cache_runs_fewer_sessions_that_differ() -> None:
 def test_an_asynchronous_runner_is_timed_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = cost_measurement.ROUND_SIZES
     monkeypatch.setattr(cost_measurement, "ROUND_SIZES", (*sizes[:2], sizes[4]))
+    monkeypatch.setattr(cost_measurement, "MANY", 2)
+    monkeypatch.setattr(cost_measurement, "CROWD", 4)
     llm = LLM("dummy:dream-tiny", device="cpu")
     step = make_eager(llm)
     points = cost_measurement.measure(llm.runner, llm.config, llm.decode_config).points
