@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,15 +54,17 @@ def session(llm: LLM, seed: int, cost: RoundCost, **changes: Any) -> Session:
     return llm.session(prompt, CONFIG.changed(**changes), cost=cost)
 
 
-def instant_engine() -> Scheduler:
+def instant_engine(*, is_async: bool = False) -> Scheduler:
     """Of a model that is rarely confident: answers take many rounds."""
-    runner: Any = InstantRunner(is_async=False, confidence=0.1)
+    runner: Any = InstantRunner(is_async=is_async, confidence=0.1)
     return Scheduler(runner, max_running=8)
 
 
-def running(llm: LLM, count: int, steps: int, cost: RoundCost = DEAR_HOST) -> Scheduler:
+def running(
+    llm: LLM, count: int, steps: int, cost: RoundCost = DEAR_HOST, *, is_async: bool = False
+) -> Scheduler:
     """An engine that has so many sessions and has made so many steps."""
-    engine = instant_engine()
+    engine = instant_engine(is_async=is_async)
     for seed in range(count):
         engine.add(session(llm, seed, cost))
     for _ in range(steps):
@@ -220,31 +223,61 @@ def test_all_are_weighed_again_together(llm: LLM, weighed: list[int]) -> None:
     assert weighed == [4] * 3
 
 
+@pytest.mark.parametrize("is_async", [False, True])
 def test_what_rounds_bring_without_branches_is_learned(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, is_async: bool
 ) -> None:
-    """Of all sessions together; one that is alone goes by its own rounds."""
+    """Each round brought that and what its own number of branches usually adds."""
     seen: list[AnchorTokens] = []
 
     def noted(_: RowBudget, __: Any, learned: AnchorTokens, *more: Any) -> int:
         seen.append(learned)
-        return 3
+        return (3, 1, 7)[len(seen) % 3]
 
     monkeypatch.setattr(RowBudget, "number_for_all", noted)
     monkeypatch.setattr(row_budget, "ANCHOR_DECAY", 1.0)
-    engine = running(llm, 3, 0)
+    engine = running(llm, 3, 0, is_async=is_async)
     sessions = list(engine.waiting)
-    for _ in range(2 * branch_choice.WEIGH_EVERY):
+    # While they have as many candidates as branches, but for the first round, which has none.
+    for _ in range(3 * branch_choice.WEIGH_EVERY):
         engine.step()
+    numbers = [(branches(one)[1], *branches(one)[1:]) for one in sessions]
+    assert set(numbers[0]) == {1, 3, 7}
     learned = engine.chooser.anchor_tokens
-    assert len(seen) > 1
     assert all(one is learned for one in seen)
-    assert learned.rounds == sum(len(one.trace.rounds) for one in sessions)
-    gain = auto_of(sessions[0]).budget.usual_steps.gain_of(3)
-    brought = sum(one.decoder.filled for one in sessions)
-    assert learned.tokens == pytest.approx(brought - gain * learned.rounds)
+    assert learned.rounds == sum(map(len, numbers))
+    gain_of = auto_of(sessions[0]).budget.usual_steps.gain_of
+    gains = sum(gain_of(number) for each in numbers for number in each)
+    assert learned.tokens == pytest.approx(sum(one.decoder.filled for one in sessions) - gains)
     engine.close()
 
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_every_round_is_learned_of(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    monkeypatch.setattr(row_budget, "ANCHOR_DECAY", 1.0)
+    engine = running(llm, 3, 0, is_async=is_async)
+    sessions = list(engine.waiting)
+    while engine.busy:
+        engine.step()
+    rounds = [record for one in sessions for record in one.trace.rounds]
+    assert engine.chooser.anchor_tokens.rounds == len(rounds)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_who_is_alone_learns_that_of_its_own_rounds(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    seen: list[AnchorTokens] = []
+
+    def noted(_: RowBudget, __: Any, learned: AnchorTokens, *more: Any) -> int:
+        seen.append(replace(learned))
+        return 3
+
+    monkeypatch.setattr(RowBudget, "number_for_all", noted)
+    engine = running(llm, 3, 2 * branch_choice.WEIGH_EVERY, is_async=is_async)
+    engine.close()
     seen.clear()
     alone = session(llm, 4, DEAR_HOST, max_new_tokens=24)
     engine.add(alone)
@@ -252,11 +285,32 @@ def test_what_rounds_bring_without_branches_is_learned(
         engine.step()
     first, *later = seen
     assert first.rounds == 0
-    assert later
     of_all = auto_of(alone).anchor_tokens
     assert of_all.rounds == len(alone.trace.rounds) > max(one.rounds for one in later) > 0
     gain = auto_of(alone).budget.usual_steps.gain_of(3)
     assert of_all.tokens == pytest.approx(alone.decoder.filled - gain * of_all.rounds)
+
+
+def test_one_that_goes_on_from_elsewhere_may_be_alone(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its offer was made where it began: with ranks that are lost, say."""
+    monkeypatch.setattr(RowBudget, "number_for_all", lambda *_: 1)
+    one = session(llm, 0, DEAR_HOST)
+    runner: Any = InstantRunner()
+    slot = runner.open(one.config, one.capacity, one.trace.prompt_ids)
+    for _ in range(9):
+        plan = one.plan()
+        assert plan is not None
+        (stats,) = runner.launch([(slot, plan)]).wait()
+        one.choose(stats)
+        one.record(0.0)
+    assert auto_of(one).offered is not None
+    engine = instant_engine()
+    engine.add(one)
+    engine.step()
+    engine.close()
+    assert branches(one)[-2] > branches(one)[-1] == 1
 
 
 def test_the_tokens_of_a_round_may_be_told_later(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

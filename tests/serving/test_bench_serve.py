@@ -92,6 +92,12 @@ def test_the_interval_of_a_comparison_is_over_runs() -> None:
     (one,) = over_envelope({"auto": runs(1.1), "3": runs(1.0)})
     assert one is not None
     assert one.interval is None
+    # A number with which nothing was completed in some runs takes no run from the others.
+    refused = [[Offered(1.0, [Answer(status=429)] * 3, 1.0)]] * 2
+    few = {"15": runs(1.0) + refused, "31": refused + runs(1.0)}
+    (one,) = over_envelope({"auto": runs(1.0, 3.0, 3.0), "3": runs(1.0, 1.0, 1.0), **few})
+    assert one is not None
+    assert (one.ratio, one.interval) == (3.0, (1.0, 3.0))
 
 
 def _stream_of(*events: object) -> bytes:

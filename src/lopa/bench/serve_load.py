@@ -234,24 +234,26 @@ def over_envelope(answers: Mapping[str, Sequence[Sequence[Offered]]]) -> list[La
 def _latency_ratio(
     auto: Sequence[Sequence[Offered]], fixed: Sequence[Sequence[Sequence[Offered]]], step: int
 ) -> LatencyRatio | None:
-    # [runs][fixed numbers][requests]
+    # [fixed numbers][runs][requests]
     ratios = [
-        [_by_request(run[step], other[step]) for other in others]
-        for run, *others in zip(auto, *fixed, strict=True)
+        [_by_request(run[step], other[step]) for run, other in zip(auto, others, strict=True)]
+        for others in fixed
     ]
-    ratios = [run for run in ratios if all(map(len, run))]
-    if not ratios:
+
+    if not all(any(map(len, of)) for of in ratios):
         return None
 
-    def highest(runs: Sequence[list[FloatArray]]) -> float:
-        return max(float(np.median(np.concatenate(same))) for same in zip(*runs, strict=True))
+    def highest(runs: Sequence[int]) -> float:
+        """Of the numbers with which something was completed in these runs."""
+        pooled = [np.concatenate([of[run] for run in runs]) for of in ratios]
+        return max((float(np.median(of)) for of in pooled if len(of)), default=math.nan)
 
-    if len(ratios) == 1:
-        return LatencyRatio(highest(ratios), None)
-    resampled = np.random.default_rng(0).integers(len(ratios), size=(_RESAMPLES, len(ratios)))
-    found = [highest([ratios[run] for run in runs]) for runs in resampled]
-    low, high = np.quantile(found, (0.025, 0.975)).tolist()
-    return LatencyRatio(highest(ratios), (low, high))
+    runs = range(len(auto))
+    if len(runs) == 1:
+        return LatencyRatio(highest(runs), None)
+    resampled = np.random.default_rng(0).integers(len(runs), size=(_RESAMPLES, len(runs)))
+    low, high = np.nanquantile(list(map(highest, resampled.tolist())), (0.025, 0.975)).tolist()
+    return LatencyRatio(highest(runs), (low, high))
 
 
 def _by_request(some: Offered, others: Offered) -> FloatArray:

@@ -36,14 +36,17 @@ class AutoBranches:
         self._most = config.most_branches
         self._prompt = prompt
         self._taken = NO_STEPS  # by which the next round's number was chosen
+        # Tokens that the branches of the next round usually add; None: its number is not kept
+        self._usual_gain: float | None = None
         self._number, self._rounds = 0, 0  # branches, of so many rounds behind the next
-        self._last = NO_STEPS, False  # `_taken` and `is_kept` of the round that was chosen last
+        self._number_gain = 0.0  # `_usual_gain` of those
+        # `_taken`, `is_kept` and `_usual_gain` of the round that was chosen last
+        self._last: tuple[Steps, bool, float | None] = NO_STEPS, False, None
         self._expected: tuple[Steps, list[Draft]] = NO_STEPS, []  # what was taken, its branches
-        # Where it keeps its number: tokens that its branches usually add to a round; what the last
-        # round brought, less that; and all such rounds, how many they are
-        self._kept_gain: float | None = None
+        # What the last round brought, less what its branches usually add; None: it kept no number
         self.brought_by_anchor: float | None = None
-        self._sum_by_anchor, self._kept_rounds = 0.0, 0
+        # Of its own rounds with a number that was kept, which are few: all count the same
+        self.anchor_tokens = AnchorTokens()
         self._pace = Pace()
         self._unpaced: list[tuple[int, Round]] = []  # that are not in it, with what they brought
 
@@ -55,13 +58,14 @@ class AutoBranches:
 
     def take(self, branches: int, rounds: int, *, is_kept: bool) -> None:
         """Have so many branches in the next round and in those behind it. See `Decoder.take`."""
-        self._kept_gain = None
         if is_kept:
-            self._keep(branches)
-        elif self.offered is not None:
-            self._taken = self.offered.steps
+            self.keep(branches, rounds - 1)
+            self._taken, self._usual_gain = self.budget.usual_steps, self._number_gain
+        else:
+            self._number, self._rounds, self._usual_gain = branches, rounds - 1, None
+            if self.offered is not None:
+                self._taken = self.offered.steps
         self.offered = None
-        self._number, self._rounds = branches, rounds - 1
 
     @property
     def keeps(self) -> bool:
@@ -71,7 +75,7 @@ class AutoBranches:
     def keep(self, branches: int, rounds: int) -> None:
         """Have so many branches in so many rounds, from the one after the next on."""
         self._number, self._rounds = branches, rounds
-        self._keep(branches)
+        self._number_gain = self.budget.usual_steps.gain_of(branches)
 
     def release(self) -> None:
         """Keep the number no longer: the round after the next offers its branches again."""
@@ -88,19 +92,10 @@ class AutoBranches:
         return self._pace
 
     @property
-    def anchor_tokens(self) -> AnchorTokens:
-        """Of the sequence's own rounds, which are few: all count the same."""
-        return AnchorTokens(self._sum_by_anchor, self._kept_rounds)
-
-    @property
     def expected_gain(self) -> float:
         """Tokens that the branches of the last round that was recorded were expected to add."""
         steps, drafts = self._expected
         return steps.gain_of(len(drafts))
-
-    def _keep(self, branches: int) -> None:
-        self._taken = self.budget.usual_steps
-        self._kept_gain = self._taken.gain_of(branches)
 
     # -- for the decoder ------------------------------------------------------------------------
 
@@ -112,12 +107,13 @@ class AutoBranches:
 
     def next_round(self) -> int:
         """Go on to the next round; returns how many candidates it wants."""
-        self._last = self._taken, self.is_kept
+        self._last = self._taken, self.is_kept, self._usual_gain
         self.is_kept = self._rounds > 0
         if self.is_kept:
             self._rounds -= 1
+            self._taken, self._usual_gain = self.budget.usual_steps, self._number_gain
             return self._number
-        self._taken = NO_STEPS
+        self._taken, self._usual_gain = NO_STEPS, None
         return self._most
 
     def make_offer(self, row: RowPeek, drafts: Sequence[Draft], index: int) -> None:
@@ -133,17 +129,17 @@ class AutoBranches:
 
     def learn(self, outcome: Outcome, record: Round, brought: int) -> None:
         """Of the round that was chosen last; brought: its tokens."""
-        taken, is_kept = self._last
+        taken, is_kept, usual_gain = self._last
         # Not of every round: it takes the host as long as choosing does.
         every = branch_budget.LEARN_EVERY_KEPT if is_kept else branch_budget.LEARN_EVERY
         if not record.index % every:
             self.budget.observe(outcome)
         self._expected = taken, outcome.drafts
         self._unpaced.append((brought, record))
-        if self._kept_gain is None:
+        if usual_gain is None:
             self.brought_by_anchor = None
         else:
             # Of the first round, too: what branches usually add is a mean over whole answers.
-            self.brought_by_anchor = brought - self._kept_gain
-            self._sum_by_anchor += self.brought_by_anchor
-            self._kept_rounds += 1
+            self.brought_by_anchor = brought - usual_gain
+            self.anchor_tokens.tokens += self.brought_by_anchor
+            self.anchor_tokens.rounds += 1

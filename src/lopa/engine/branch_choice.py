@@ -81,8 +81,8 @@ class BranchChooser:
             return
         if kept is not None and not self._is_due(kept, len(running), joins=bool(joining)):
             number = kept.branches
-        elif joining and len(running) == 1:
-            number = self._weigh_first(joining[0])
+        elif (alone := _only_new(joining, running)) is not None:
+            number = self._weigh_first(alone)
         else:
             number = self._weigh_again(running)
         if number is not None:
@@ -98,8 +98,6 @@ class BranchChooser:
         """Of a round that is recorded. seconds: it was expected to take; 0: not known."""
         if seconds:
             self.pace.add(sum([session.decoder.brought for session in sessions]), seconds)
-        if not self.keeps:
-            return
         tokens, count = 0.0, 0
         for session in sessions:  # on the host's time: no call too many
             auto = session.decoder.auto
@@ -165,7 +163,7 @@ class BranchChooser:
         return number
 
     def _weigh_first(self, session: Session) -> int | None:
-        """The number of a new session that is alone; None: none is kept."""
+        """The number of the only session, which is new; None: none is kept."""
         auto = session.decoder.auto
         assert auto is not None
         self.cost = auto.cost
@@ -220,6 +218,14 @@ class BranchChooser:
                 if session.decoder.auto is not None:
                     session.decoder.auto.release()
         self.kept = Kept(None)
+
+
+def _only_new(joining: Sequence[Session], running: Sized) -> Session | None:
+    """The only session, if it is new: one that goes on from elsewhere may have made its offer."""
+    if len(running) > 1 or not joining:
+        return None
+    auto = joining[0].decoder.auto
+    return joining[0] if auto is not None and auto.offered is None else None
 
 
 def _may_keep(session: Session) -> bool:
