@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import ramp_report
 from lopa import LLM, DecodeConfig
@@ -90,7 +91,10 @@ def main() -> None:
                     found[setting].append(offered(replayed(samples, together, cost), due, rates))
                 answers = simulated(llm, prompts, auto, together, cost)
                 found["auto"].append(offered(answers, due, rates))
-        report(options.task, name, found, options.json)
+        asked = {
+            key: getattr(options, key) for key in ("task", "limit", "runs", "requests", "seed")
+        }
+        report({**asked, "cost": name}, found, options.json)
 
 
 def capacity(samples: Sequence[Sample], cost: RoundCost) -> float:
@@ -158,7 +162,7 @@ def offered(answers: Sequence[Answer], due: Sequence[Due], rates: Sequence[float
 
 
 def report(
-    task: str, name: str, found: dict[str, list[list[Offered]]], record: Path | None
+    asked: dict[str, Any], found: dict[str, list[list[Offered]]], record: Path | None
 ) -> None:
     """Print it; the record is of the form that `lopa bench serve --json` has."""
     loads = [
@@ -167,8 +171,8 @@ def report(
         for same in zip(*runs, strict=True)
     ]
     ratios = [ratio and asdict(ratio) for ratio in over_envelope(found)]
-    said = {"task": task, "cost": name, "auto_over_envelope": ratios, "loads": loads}
-    print(name, ramp_report.ramp(said), sep="\n\n", flush=True)
+    said = {**asked, "auto_over_envelope": ratios, "loads": loads}
+    print(asked["cost"], ramp_report.ramp(said), sep="\n\n", flush=True)
     if record is not None:
         write_lines(record, [json.dumps(said)])
 

@@ -239,7 +239,6 @@ def _latency_ratio(
         [_by_request(run[step], other[step]) for run, other in zip(auto, others, strict=True)]
         for others in fixed
     ]
-
     if not all(any(map(len, of)) for of in ratios):
         return None
 

@@ -56,13 +56,13 @@ class AutoBranches:
         """What a usual round expects of branches, whatever the candidates of the next one are."""
         return self.budget.usual_offer(row_length, is_open=self.is_open)
 
-    def take(self, branches: int, rounds: int, *, is_kept: bool) -> None:
+    def take(self, branches: int, rounds: int) -> None:
         """Have so many branches in the next round and in those behind it. See `Decoder.take`."""
-        if is_kept:
+        if rounds > 1:
             self.keep(branches, rounds - 1)
             self._taken, self._usual_gain = self.budget.usual_steps, self._number_gain
         else:
-            self._number, self._rounds, self._usual_gain = branches, rounds - 1, None
+            self._rounds, self._usual_gain = 0, None
             if self.offered is not None:
                 self._taken = self.offered.steps
         self.offered = None

@@ -174,15 +174,14 @@ class Decoder:
 
     # -- the round ----------------------------------------------------------------------------
 
-    def take(self, branches: int, rounds: int = 1, *, is_kept: bool = False) -> None:
+    def take(self, branches: int, rounds: int = 1) -> None:
         """Have so many branches, of those there are, in the next so many rounds.
 
         The rounds behind the first one offer none, nor does the first if it is told before.
-        is_kept: they were chosen to be kept.
         """
         self.drafts = self.drafts[:branches]
         if self.auto is not None:
-            self.auto.take(branches, rounds, is_kept=is_kept)
+            self.auto.take(branches, rounds)
 
     @property
     def row_length(self) -> int:

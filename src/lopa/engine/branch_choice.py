@@ -35,7 +35,6 @@ class Choice(NamedTuple):
     offers: Mapping[Session, Offer]
     branches: dict[Session, int]  # at most: some have fewer candidates
     rounds: int = 1  # that they have them for
-    is_kept: bool = False  # they were chosen to be kept
 
 
 class _Weighed(NamedTuple):
@@ -87,7 +86,7 @@ class BranchChooser:
             number = self._weigh_again(running)
         if number is not None:
             for session in joining:
-                session.decoder.take(number, KEEP_ROUNDS, is_kept=True)
+                session.decoder.take(number, KEEP_ROUNDS)
 
     @property
     def keeps(self) -> bool:
@@ -129,7 +128,7 @@ class BranchChooser:
                 chosen = weighed.budget.allocate(weighed.offers, own.pace, weighed.rest)
                 return Choice(offers, dict(zip(offers, chosen, strict=True)))
             number = self._keep(weighed, running)
-        return Choice(offers, dict.fromkeys(offers, number), KEEP_ROUNDS, is_kept=True)
+        return Choice(offers, dict.fromkeys(offers, number), KEEP_ROUNDS)
 
     def _is_due(self, kept: Kept, running: int, *, joins: bool) -> bool:
         """Whether the number is to be weighed again.

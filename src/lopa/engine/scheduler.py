@@ -181,8 +181,7 @@ class Scheduler(Engine):
             self._branches_each = sum(branches) / len(turn)
         for session in turn:
             if session in choice.branches:
-                number = choice.branches[session]
-                session.decoder.take(number, choice.rounds, is_kept=choice.is_kept)
+                session.decoder.take(choice.branches[session], choice.rounds)
         cost = self.chooser.cost
         # Where a number is kept no pace is asked for, and a session that is alone has its own.
         if cost is None or self.chooser.keeps or len(self.running) == 1:
