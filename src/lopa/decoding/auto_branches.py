@@ -83,7 +83,7 @@ class AutoBranches:
 
     @property
     def pace(self) -> Pace:
-        """Of the sequence's rounds, as if it were alone."""
+        """Of the sequence's rounds that kept no number, as if it were alone."""
         for brought, one in self._unpaced:
             start = max(one.start, self._prompt)  # what is cached of a prompt is no matter
             tokens = sum(branch.end - start for branch in one.branches)
@@ -135,11 +135,12 @@ class AutoBranches:
         if not record.index % every:
             self.budget.observe(outcome)
         self._expected = taken, outcome.drafts
-        self._unpaced.append((brought, record))
         if usual_gain is None:
             self.brought_by_anchor = None
-        else:
-            # Of the first round, too: what branches usually add is a mean over whole answers.
-            self.brought_by_anchor = brought - usual_gain
-            self.anchor_tokens.tokens += self.brought_by_anchor
-            self.anchor_tokens.rounds += 1
+            self._unpaced.append((brought, record))
+            return
+        # Of the first round, too: what branches usually add is a mean over whole answers.
+        by_anchor = self.brought_by_anchor = brought - usual_gain
+        own = self.anchor_tokens
+        own.tokens += by_anchor
+        own.rounds += 1
