@@ -44,7 +44,8 @@ class _Weighed(NamedTuple):
     offers: list[Offer]
     rest: Rest
     are_kept: bool  # for several rounds
-    alone: AutoBranches | None  # of the only session that runs: what ran before it is no matter
+    # Whose pace and anchor tokens count: a session that runs alone goes by its own
+    learned: BranchChooser | AutoBranches
 
 
 class BranchChooser:
@@ -124,8 +125,8 @@ class BranchChooser:
             weighed = self._weigh(offers, [one for one in sessions if one not in offers], running)
             if not weighed.are_kept:
                 self._keep_nothing(running)
-                own = self if weighed.alone is None else weighed.alone
-                chosen = weighed.budget.allocate(weighed.offers, own.pace, weighed.rest)
+                pace = weighed.learned.pace
+                chosen = weighed.budget.allocate(weighed.offers, pace, weighed.rest)
                 return Choice(offers, dict(zip(offers, chosen, strict=True)))
             number = self._keep(weighed, running)
         return Choice(offers, dict.fromkeys(offers, number), KEEP_ROUNDS)
@@ -195,8 +196,8 @@ class BranchChooser:
         if others:
             rest = Rest(len(others), forwarded, tokens, cost.host_of_all(branches))
         are_kept = budget.are_kept(anchors, len(offers) + len(others))
-        alone = first if len(running) == 1 else None
-        return _Weighed(budget, list(offers.values()), rest, are_kept, alone)
+        learned = first if len(running) == 1 else self
+        return _Weighed(budget, list(offers.values()), rest, are_kept, learned)
 
     def _budget_of(self, cost: RoundCost) -> RowBudget:
         most = self._token_budget()
@@ -206,8 +207,8 @@ class BranchChooser:
 
     def _keep(self, weighed: _Weighed, running: Sized) -> int:
         """The number for all sessions, from now on."""
-        own = self if weighed.alone is None else weighed.alone
-        number = weighed.budget.number_for_all(weighed.offers, own.anchor_tokens, weighed.rest)
+        known = weighed.learned.anchor_tokens
+        number = weighed.budget.number_for_all(weighed.offers, known, weighed.rest)
         self.kept = Kept(number, self.round, len(running))
         return number
 
