@@ -127,7 +127,7 @@ class Scheduler(Engine):
         self.host_seconds = ready - began + launched - found
         events = [(session, session.record(seconds)) for session, seconds in spent]
         self.record_seconds = time.perf_counter() - launched
-        self.chooser.learn(one.sessions, one.seconds)
+        self.chooser.learn([session for session, _ in done], one.seconds)
         return events
 
     def _launch(self, now: float) -> None:
