@@ -259,6 +259,9 @@ def test_stopping_has_a_limit(chat_folder: Path) -> None:
     with Server("--model", str(chat_folder), LOPA_DRAIN_SECONDS="0.2") as server:
         events = stream_through(server, signal.SIGINT, 500)
         assert events[-2]["error"]["code"] == "shutting_down"
+        while server.process.poll() is None:  # until the very end
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.002)
         assert server.stop() == 0
 
 

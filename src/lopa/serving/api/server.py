@@ -11,9 +11,10 @@ import contextlib
 import gc
 import logging
 import resource
+import signal
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -140,8 +141,18 @@ class _Server(uvicorn.Server):
     def stop(self) -> None:
         self.should_exit = True
 
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Until the process ends: by uvicorn's, one that comes late would kill it."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.handle_exit)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # Not recorded, or uvicorn would raise the signal again at the end.
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
