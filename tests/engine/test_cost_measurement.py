@@ -173,9 +173,11 @@ def test_what_sessions_that_differ_add(few: int, more: int) -> None:
 
 
 def test_a_small_cache_runs_fewer_sessions_that_differ() -> None:
-    for tokens, room in ((512, 4), (2048, 8)):
+    for tokens, room in ((512, 4), (4096, cost_measurement.CROWD)):
         llm = LLM("dummy:dream-tiny", device="cpu", cache_tokens=tokens)
-        crowd = cost_measurement._Mixed(llm.runner, llm.config, llm.decode_config, None, 8)
+        crowd = cost_measurement._Mixed(
+            llm.runner, llm.config, llm.decode_config, None, cost_measurement.CROWD
+        )
         crowd.turn()
         crowd.engine.close()
         assert crowd.sessions == room

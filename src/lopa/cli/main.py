@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _print_error(f"{message.rstrip('.')}: see {path} --help")
         return error.exit_code
     except (ConfigError, PromptError) as error:
-        if not is_main_rank():  # the same on every rank, and rank 0 says it, unless it is not
+        if not is_main_rank():  # nearly always the same on every rank: rank 0 prints it
             await_end_by_launcher()
         _print_error(str(error))
         return 2

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 LISTENING = "LOPA_LISTENING"  # rank 0's inherited socket, on which the ranks meet
 PARENT = "LOPA_PARENT"  # process id: the ranks end with it
-_SECONDS_TO_FAIL = 20.0  # between two ranks that find the same mistake: they start unevenly
+_SECONDS_TO_FAIL = 20.0  # ranks start unevenly: rank 0 may find the same error this much later
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ def is_main_rank() -> bool:
 
 
 def await_end_by_launcher() -> None:
-    """Wait for rank 0 to fail as this rank has: the launcher then ends the others.
+    """Wait until rank 0 has failed with the same error, and the launcher ends the other ranks.
 
-    A rank that fails first would have rank 0 ended before it has said why.
+    If this rank exited first, the launcher would end rank 0 before it has printed the error.
     """
     with suppress(KeyboardInterrupt):
         time.sleep(_SECONDS_TO_FAIL)

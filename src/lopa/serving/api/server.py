@@ -143,7 +143,10 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Until the process ends: by uvicorn's, one that comes late would kill it."""
+        """Until the process exits: uvicorn restores the default handlers before that.
+
+        A late SIGTERM would then kill a server that has stopped in good order.
+        """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.handle_exit)
         try:
