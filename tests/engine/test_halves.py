@@ -13,6 +13,7 @@ from lopa import LLM, DecodeConfig
 from lopa.decoding import row_budget
 from lopa.decoding.round_cost import RoundCost
 from lopa.decoding.row_budget import RowBudget
+from lopa.engine import branch_choice
 from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
 from lopa.runner.backend_torch import PendingStats, TorchBackend
@@ -123,6 +124,7 @@ def test_kept_numbers_that_change_change_no_exact_answer(
     """Sessions come and go, in halves, and the number is another one each time."""
     chance = random.Random(seed)
     monkeypatch.setattr(row_budget, "KEEP_FROM_SHARE", 0.0)
+    monkeypatch.setattr(branch_choice, "WEIGH_EVERY", 2)
     monkeypatch.setattr(RowBudget, "number_for_all", lambda *_: chance.choice((0, 1, 3, 7)))
     plain = DecodeConfig(branches=0, max_new_tokens=24, block_size=8, threshold=0.3)
     auto = plain.changed(branches="auto", accept="exact")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -87,7 +88,7 @@ def test_one_that_joins_has_the_same_number(llm: LLM, weighed: list[int]) -> Non
     engine.add(late)
     for _ in range(branch_choice.WEIGH_EVERY):
         engine.step()
-    kept = [auto_of(one)._number for one in engine.running]
+    kept = [auto_of(one)._kept.branches for one in engine.running]
     engine.close()
     assert weighed == [3, 4]  # all that ran, when they first left it open; all, the next time
     assert len(kept) == 4
@@ -134,7 +135,7 @@ def test_one_that_accepts_otherwise_has_the_same_number(llm: LLM, weighed: list[
     engine.add(late)
     for _ in range(2):
         engine.step()
-    kept = [auto_of(one)._number for one in engine.running]
+    kept = [auto_of(one)._kept.branches for one in engine.running]
     engine.close()
     assert weighed == [3]
     assert len(kept) == 4
@@ -149,7 +150,7 @@ def test_one_that_joins_another_is_weighed_with_it(llm: LLM, weighed: list[int])
         engine.add(session(llm, 1, DEAR_HOST))
         for _ in range(2 * branch_choice.WEIGH_EVERY):
             engine.step()
-        kept = {auto_of(one)._number for one in engine.running}
+        kept = {auto_of(one)._kept.branches for one in engine.running}
         engine.close()
         assert weighed[-1] == 2
         assert len(kept) == 1
@@ -163,7 +164,7 @@ def test_one_that_is_decoded_again_has_the_branches_it_had(llm: LLM) -> None:
     engine.add(late)
     for _ in range(3 * branch_choice.WEIGH_EVERY):
         engine.step()
-    kept = {auto_of(one)._number for one in engine.running}
+    kept = {auto_of(one)._kept.branches for one in engine.running}
     engine.close()
     assert branches(late)[:4] == [0, 2, 1, 2]
     assert len(kept) == 1
@@ -221,6 +222,27 @@ def test_what_is_expected_goes_by_the_branches_of_each_round(llm: LLM) -> None:
 def test_all_are_weighed_again_together(llm: LLM, weighed: list[int]) -> None:
     running(llm, 4, 2 + 2 * branch_choice.WEIGH_EVERY).close()
     assert weighed == [4] * 3
+
+
+def test_where_they_take_turns_each_has_its_rounds_in_between(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weighed: list[int] = []  # rounds that all had had by then
+    engine = running(llm, 4, 0)
+    sessions = list(engine.waiting)
+
+    def noted(*_: Any) -> int:
+        weighed.append(sum(len(one.trace.rounds) for one in sessions))
+        return 1
+
+    monkeypatch.setattr(RowBudget, "number_for_all", noted)
+    engine.token_budget = 60
+    while engine.chooser.rounds < 100:
+        assert len(engine.step()) < 4
+    engine.close()
+    between = [after - before for before, after in pairwise(weighed)]
+    assert len(between) > 1
+    assert all(0 <= one - 4 * branch_choice.WEIGH_EVERY < 4 for one in between)
 
 
 @pytest.mark.parametrize("is_async", [False, True])

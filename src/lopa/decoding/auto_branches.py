@@ -8,6 +8,7 @@ are known: those rounds offer nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from lopa.config import DecodeConfig
 from lopa.decoding import branch_budget
@@ -17,6 +18,14 @@ from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
 from lopa.decoding.row_budget import NO_STEPS, AnchorTokens, Offer, Pace, RowBudget, Steps
 from lopa.decoding.windows import RowPeek
 from lopa.types import Draft, Round
+
+
+class _Number(NamedTuple):
+    """How many branches a round may have, and what they were chosen by."""
+
+    branches: int
+    steps: Steps
+    usual_gain: float | None  # tokens that they usually add; None: the number is not kept
 
 
 class AutoBranches:
@@ -33,15 +42,12 @@ class AutoBranches:
         # No EOS is in view, neither filled nor predicted; not looked for where a number is kept
         self.is_open = False
         self.is_kept = False  # the next round's number was told before its candidates were known
-        self._most = config.most_branches
         self._prompt = prompt
-        self._taken = NO_STEPS  # by which the next round's number was chosen
-        # Tokens that the branches of the next round usually add; None: its number is not kept
-        self._usual_gain: float | None = None
-        self._number, self._rounds = 0, 0  # branches, of so many rounds behind the next
-        self._number_gain = 0.0  # `_usual_gain` of those
-        # `_taken`, `is_kept` and `_usual_gain` of the round that was chosen last
-        self._last: tuple[Steps, bool, float | None] = NO_STEPS, False, None
+        # Of a round that offers all of its candidates
+        self._open = _Number(config.most_branches, NO_STEPS, None)
+        # Of the round that was chosen last, of the next one, and of so many rounds behind that
+        self._last = self._next = self._kept = self._open
+        self._rounds = 0
         self._expected: tuple[Steps, list[Draft]] = NO_STEPS, []  # what was taken, its branches
         # What the last round brought, less what its branches usually add; None: it kept no number
         self.brought_by_anchor: float | None = None
@@ -60,11 +66,11 @@ class AutoBranches:
         """Have so many branches in the next round and in those behind it. See `Decoder.take`."""
         if rounds > 1:
             self.keep(branches, rounds - 1)
-            self._taken, self._usual_gain = self.budget.usual_steps, self._number_gain
+            self._next = self._kept
         else:
-            self._rounds, self._usual_gain = 0, None
-            if self.offered is not None:
-                self._taken = self.offered.steps
+            self._rounds = 0
+            steps = self._next.steps if self.offered is None else self.offered.steps
+            self._next = _Number(branches, steps, None)
         self.offered = None
 
     @property
@@ -74,8 +80,8 @@ class AutoBranches:
 
     def keep(self, branches: int, rounds: int) -> None:
         """Have so many branches in so many rounds, from the one after the next on."""
-        self._number, self._rounds = branches, rounds
-        self._number_gain = self.budget.usual_steps.gain_of(branches)
+        steps = self.budget.usual_steps
+        self._kept, self._rounds = _Number(branches, steps, steps.gain_of(branches)), rounds
 
     def release(self) -> None:
         """Keep the number no longer: the round after the next offers its branches again."""
@@ -107,14 +113,15 @@ class AutoBranches:
 
     def next_round(self) -> int:
         """Go on to the next round; returns how many candidates it wants."""
-        self._last = self._taken, self.is_kept, self._usual_gain
-        self.is_kept = self._rounds > 0
-        if self.is_kept:
+        self._last = self._next
+        if self._rounds:
             self._rounds -= 1
-            self._taken, self._usual_gain = self.budget.usual_steps, self._number_gain
-            return self._number
-        self._taken, self._usual_gain = NO_STEPS, None
-        return self._most
+            number = self._next = self._kept
+            self.is_kept = True
+        else:
+            number = self._next = self._open
+            self.is_kept = False
+        return number.branches
 
     def make_offer(self, row: RowPeek, drafts: Sequence[Draft], index: int) -> None:
         """Of the next round. index: its number."""
@@ -129,16 +136,17 @@ class AutoBranches:
 
     def learn(self, outcome: Outcome, record: Round, brought: int) -> None:
         """Of the round that was chosen last; brought: its tokens."""
-        taken, is_kept, usual_gain = self._last
+        _, steps, usual_gain = self._last
+        self._expected = steps, outcome.drafts
         # Not of every round: it takes the host as long as choosing does.
-        every = branch_budget.LEARN_EVERY_KEPT if is_kept else branch_budget.LEARN_EVERY
-        if not record.index % every:
-            self.budget.observe(outcome)
-        self._expected = taken, outcome.drafts
         if usual_gain is None:
+            if not record.index % branch_budget.LEARN_EVERY:
+                self.budget.observe(outcome)
             self.brought_by_anchor = None
             self._unpaced.append((brought, record))
             return
+        if not record.index % branch_budget.LEARN_EVERY_KEPT:
+            self.budget.observe(outcome)
         # Of the first round, too: what branches usually add is a mean over whole answers.
         by_anchor = self.brought_by_anchor = brought - usual_gain
         own = self.anchor_tokens

@@ -16,8 +16,8 @@ from lopa.decoding.row_budget import NO_OTHERS, AnchorTokens, Offer, Pace, Rest,
 from lopa.engine.session import Session
 from lopa.types import Plan
 
-# Where sessions keep their number of branches: rounds that they have it for, and of how many it is
-# weighed in one, for all of them together
+# Where sessions keep their number of branches: rounds that they have it for, and after how many of
+# each it is weighed again, for all of them together
 KEEP_ROUNDS, WEIGH_EVERY = 16, 8
 
 
@@ -25,7 +25,7 @@ class Kept(NamedTuple):
     """The number of branches that all sessions keep for several rounds."""
 
     branches: int | None  # None: the device is what takes long, every round is weighed
-    round: int = 0  # when it was weighed
+    rounds: int = 0  # that had been launched when it was weighed, of all sessions
     running: int = 0  # sessions, then
 
 
@@ -58,7 +58,7 @@ class BranchChooser:
         self.cost = cost
         self.pace = Pace()  # of rounds of several sessions
         self.anchor_tokens = AnchorTokens()  # of all sessions that keep their number
-        self.round = 0  # the last one that was launched
+        self.rounds = 0  # of one session, that were launched
         self.kept: Kept | None = None  # None: nothing was weighed yet
         self._forwarded = forwarded
         self._token_budget = token_budget
@@ -140,7 +140,7 @@ class BranchChooser:
             return True
         if not kept.running <= 2 * running <= 4 * kept.running:
             return True
-        return self.round - kept.round >= WEIGH_EVERY
+        return self.rounds - kept.rounds >= WEIGH_EVERY * running  # they may take turns
 
     def _weigh_again(self, running: Collection[Session]) -> int | None:
         """The number for all from now on; None: none is kept."""
@@ -171,7 +171,7 @@ class BranchChooser:
         if number is None:
             self._keep_nothing((session,))
         else:
-            self.kept = Kept(number, self.round, 1)
+            self.kept = Kept(number, self.rounds, 1)
         return number
 
     def _weigh(
@@ -209,7 +209,7 @@ class BranchChooser:
         """The number for all sessions, from now on."""
         known = weighed.learned.anchor_tokens
         number = weighed.budget.number_for_all(weighed.offers, known, weighed.rest)
-        self.kept = Kept(number, self.round, len(running))
+        self.kept = Kept(number, self.rounds, len(running))
         return number
 
     def _keep_nothing(self, running: Collection[Session]) -> None:

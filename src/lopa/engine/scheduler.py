@@ -141,7 +141,7 @@ class Scheduler(Engine):
         for lane in sorted(lanes - {one.lane for one in self.in_flight}):
             turn, seconds = self._next_turn(most, halves)
             if turn:
-                self.chooser.round += 1
+                self.chooser.rounds += len(turn)
                 one = InFlightRound.launch(self.runner, lane, turn, seconds, now)
                 self.in_flight.append(one)
 
