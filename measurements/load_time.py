@@ -35,13 +35,16 @@ class Run(load.Run):
     """Adds up where the time of its rounds went."""
 
     host = records = predicted = 0.0  # seconds
-    rounds = branches = 0  # of all sessions
+    rounds = branches = tokens_of_rows = 0  # of all sessions
     costs: RoundCost
 
     def step(self) -> list[tuple[Session, Event]]:
         events = super().step()
         self.rounds += len(events)
-        self.branches += sum(len(event.round.branches) - 1 for _, event in events)
+        for session, event in events:
+            rows, start = event.round.branches, max(event.round.start, session.decoder.prompt)
+            self.branches += len(rows) - 1
+            self.tokens_of_rows += sum(row.end - start for row in rows)
         if events:
             self.predicted += load.predicted_seconds(self.costs, events)
         self.host += self.engine.host_seconds
@@ -55,6 +58,7 @@ class Run(load.Run):
             "tokens/s": self.tokens / self.clock,
             "TPF": self.tokens / self.rounds,
             "branches": self.branches / self.rounds,
+            "row": self.tokens_of_rows / (self.branches + self.rounds),  # tokens
             "round": each * self.clock,
             "host": each * self.host,
             "records": each * self.records,

@@ -211,7 +211,8 @@ def test_what_is_expected_goes_by_the_branches_of_each_round(llm: LLM) -> None:
     while engine.busy:
         engine.step()
         if len(branches(one)) <= LEARN_EVERY_KEPT:  # from then on less is expected
-            expected.setdefault(branches(one)[-1], set()).add(auto_of(one).expected_gain)
+            number = branches(one)[-1]
+            expected.setdefault(number, set()).add(auto_of(one).expected_gain(number))
     numbers = sorted(expected)
     assert len(numbers) > 3  # towards the end there are ever fewer masks
     assert expected[0] == {0.0}

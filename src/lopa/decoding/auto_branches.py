@@ -20,7 +20,7 @@ from lopa.decoding.windows import RowPeek
 from lopa.types import Draft, Round
 
 
-class _Number(NamedTuple):
+class Number(NamedTuple):
     """How many branches a round may have, and what they were chosen by."""
 
     branches: int
@@ -44,14 +44,11 @@ class AutoBranches:
         self.is_kept = False  # the next round's number was told before its candidates were known
         self._prompt = prompt
         # Of a round that offers all of its candidates
-        self._open = _Number(config.most_branches, NO_STEPS, None)
+        self._open = Number(config.most_branches, NO_STEPS, None)
         # Of the round that was chosen last, of the next one, and of so many rounds behind that
-        self._last = self._next = self._kept = self._open
+        self.last = self._next = self._kept = self._open
         self._rounds = 0
-        self._expected: tuple[Steps, list[Draft]] = NO_STEPS, []  # what was taken, its branches
-        # What the last round brought, less what its branches usually add; None: it kept no number
-        self.brought_by_anchor: float | None = None
-        # Of its own rounds with a number that was kept, which are few: all count the same
+        # Of its own rounds, alone and with a number that was kept; few: all count the same
         self.anchor_tokens = AnchorTokens()
         self._pace = Pace()
         self._unpaced: list[tuple[int, Round]] = []  # that are not in it, with what they brought
@@ -70,7 +67,7 @@ class AutoBranches:
         else:
             self._rounds = 0
             steps = self._next.steps if self.offered is None else self.offered.steps
-            self._next = _Number(branches, steps, None)
+            self._next = Number(branches, steps, None)
         self.offered = None
 
     @property
@@ -81,7 +78,7 @@ class AutoBranches:
     def keep(self, branches: int, rounds: int) -> None:
         """Have so many branches in so many rounds, from the one after the next on."""
         steps = self.budget.usual_steps
-        self._kept, self._rounds = _Number(branches, steps, steps.gain_of(branches)), rounds
+        self._kept, self._rounds = Number(branches, steps, steps.gain_of(branches)), rounds
 
     def release(self) -> None:
         """Keep the number no longer: the round after the next offers its branches again."""
@@ -97,11 +94,9 @@ class AutoBranches:
         self._unpaced.clear()
         return self._pace
 
-    @property
-    def expected_gain(self) -> float:
-        """Tokens that the branches of the last round that was recorded were expected to add."""
-        steps, drafts = self._expected
-        return steps.gain_of(len(drafts))
+    def expected_gain(self, branches: int) -> float:
+        """Tokens that so many branches of the round that was chosen last were expected to add."""
+        return self.last.steps.gain_of(branches)
 
     # -- for the decoder ------------------------------------------------------------------------
 
@@ -113,7 +108,7 @@ class AutoBranches:
 
     def next_round(self) -> int:
         """Go on to the next round; returns how many candidates it wants."""
-        self._last = self._next
+        self.last = self._next
         if self._rounds:
             self._rounds -= 1
             number = self._next = self._kept
@@ -136,19 +131,12 @@ class AutoBranches:
 
     def learn(self, outcome: Outcome, record: Round, brought: int) -> None:
         """Of the round that was chosen last; brought: its tokens."""
-        _, steps, usual_gain = self._last
-        self._expected = steps, outcome.drafts
-        # Not of every round: it takes the host as long as choosing does.
-        if usual_gain is None:
-            if not record.index % branch_budget.LEARN_EVERY:
+        # Not of every round: it takes the host as long as choosing does. Where a number is kept
+        # this is on the host's time, too.
+        if self.last.usual_gain is not None:
+            if not record.index % branch_budget.LEARN_EVERY_KEPT:
                 self.budget.observe(outcome)
-            self.brought_by_anchor = None
-            self._unpaced.append((brought, record))
             return
-        if not record.index % branch_budget.LEARN_EVERY_KEPT:
+        self._unpaced.append((brought, record))
+        if not record.index % branch_budget.LEARN_EVERY:
             self.budget.observe(outcome)
-        # Of the first round, too: what branches usually add is a mean over whole answers.
-        by_anchor = self.brought_by_anchor = brought - usual_gain
-        own = self.anchor_tokens
-        own.tokens += by_anchor
-        own.rounds += 1

@@ -98,14 +98,18 @@ class BranchChooser:
         """Of a round that is recorded. seconds: it was expected to take; 0: not known."""
         if seconds:
             self.pace.add(sum([session.decoder.brought for session in sessions]), seconds)
-        tokens, count = 0.0, 0
+        own, tokens, count = None, 0.0, 0
         for session in sessions:  # on the host's time: no call too many
-            auto = session.decoder.auto
-            if auto is not None and auto.brought_by_anchor is not None:
-                tokens += auto.brought_by_anchor
-                count += 1
+            decoder = session.decoder
+            auto = decoder.auto
+            # Of the first round, too: what branches usually add is a mean over whole answers.
+            if auto is not None and (gain := auto.last.usual_gain) is not None:
+                own, tokens, count = auto.anchor_tokens, tokens + decoder.brought - gain, count + 1
         if count:
             self.anchor_tokens.add(tokens, count)
+        if own is not None and len(sessions) == 1:
+            own.tokens += tokens
+            own.rounds += 1
 
     def choose(self, sessions: Sequence[Session], running: Collection[Session]) -> Choice:
         """Of all sessions of a round that leave their number open, in one budget.
