@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, RoundCost
+from lopa.config import AUTO_BRANCHES
+from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME, NO_HOST, HostPart, RoundCost
 from lopa.errors import ConfigError
 
 POINTS = ((32, 0.010), (64, 0.011), (512, 0.030))
 HOST = (0.002, 0.003, 0.004, 0.004, 0.005)  # with 0, 1, 3, 7, 15 branches
+RECORDS = (0.0020, 0.0021, 0.0022, 0.0025, 0.0030)
 
 
 def test_between_and_beyond_its_points() -> None:
@@ -37,17 +39,21 @@ def test_sessions_cost_the_host_by_their_branches() -> None:
     assert cost(64, (0, 1, 3, 7, 15)) == pytest.approx(0.011 + sum(HOST))
     assert cost(64, (2,)) == pytest.approx(0.011 + 0.0035)  # between one and three
     assert cost(64, (40,)) == pytest.approx(0.011 + HOST[-1])
-    assert cost.of_rounds(np.array([64.0]), 0.5, 5)[0] == pytest.approx(0.511)
+    on_host = HostPart(0.5, 0.0)
+    assert cost.of_rounds(np.array([64.0]), on_host, 5)[0] == pytest.approx(0.511)
     with pytest.raises(ConfigError, match="at least 0"):
         RoundCost(POINTS, (*HOST[:4], -1.0))
     with pytest.raises(ConfigError, match="a number for each"):
         RoundCost(POINTS, HOST[:2])
+    with pytest.raises(ConfigError, match="a number for each"):
+        RoundCost(POINTS, HOST, RECORDS[:2])
 
 
 def test_records_count_where_they_take_longer_than_the_device() -> None:
-    cost = RoundCost(POINTS, HOST, records=0.002)
+    cost = RoundCost(POINTS, HOST, RECORDS)
     assert cost(64, [0] * 5) == pytest.approx(0.011 + 5 * HOST[0])
-    assert cost(64, [0] * 10) == pytest.approx(10 * 0.002 + 10 * HOST[0])
+    assert cost(64, [0] * 10) == pytest.approx(10 * RECORDS[0] + 10 * HOST[0])
+    assert cost(64, [7] * 5) == pytest.approx(5 * RECORDS[3] + 5 * HOST[3])
     more = replace(cost, every_round=0.003)  # in any case
     for sessions in (5, 10):
         assert more(64, [0] * sessions) == pytest.approx(cost(64, [0] * sessions) + 0.003)
@@ -64,8 +70,10 @@ def test_one_round_costs_what_it_does_among_several(
 ) -> None:
     """The way without arrays gives what they give."""
     padding = ((256, 32), (1024, 64), (4096, 256)) if padded else ()
-    cost = RoundCost(POINTS, HOST, 0.0004, padding, halves, every_round=0.0003)
-    host = float(cost.host_of(np.array(branches)).sum())
+    records = tuple(part / 5 for part in RECORDS)
+    cost = RoundCost(POINTS, HOST, records, padding, halves, every_round=0.0003)
+    parts = [np.interp(branches, AUTO_BRANCHES, of).sum() for of in (HOST, records)]
+    host = HostPart(*map(float, parts))
     assert cost.host_of_all(branches) == pytest.approx(host)
     found = cost.of_rounds(np.array([float(tokens)]), host, len(branches))
     assert cost(tokens, branches) == pytest.approx(float(found[0]))
@@ -73,15 +81,15 @@ def test_one_round_costs_what_it_does_among_several(
 
 @given(st.integers(0, 20))
 def test_the_host_of_one_session_goes_straight_between_numbers(branches: int) -> None:
-    cost = RoundCost(POINTS, HOST)
-    assert cost.host_of_one(branches) == pytest.approx(cost.host_of_all((branches,)))
+    cost = RoundCost(POINTS, HOST, RECORDS)
+    assert cost.host_of(branches) == pytest.approx(cost.host_of_all((branches,)))
     both = cost.host_of_all((branches, branches + 1))
-    assert cost.host_of_one(branches + 0.5) == pytest.approx(both / 2)
+    assert cost.host_of(branches + 0.5) == pytest.approx((both.waited / 2, both.records / 2))
 
 
 def test_the_share_of_the_host() -> None:
-    cost = RoundCost(POINTS, HOST, records=0.001)
-    of_one = (HOST[0] + 0.001) / POINTS[0][1]
+    cost = RoundCost(POINTS, HOST, RECORDS)
+    of_one = (HOST[0] + RECORDS[0]) / POINTS[0][1]
     assert cost.host_share(1, [0]) == pytest.approx(of_one)
     assert cost.host_share(1, [0] * 3) == pytest.approx(3 * of_one)
     assert cost.host_share(1, [15]) > cost.host_share(1, [0]) > cost.host_share(4096, [0])
@@ -89,7 +97,7 @@ def test_the_share_of_the_host() -> None:
 
 
 def test_in_halves_the_host_and_the_device_work_at_once() -> None:
-    cost = RoundCost(((1, 0.001), (1001, 0.101)), (0.001,) * 5, records=0.001, in_halves=True)
+    cost = RoundCost(((1, 0.001), (1001, 0.101)), (0.001,) * 5, (0.001,) * 5, in_halves=True)
     whole, twice = 0.051 + 20 * 0.001, 2 * 0.026
     assert cost(501, [0] * 20) == pytest.approx(twice, rel=0.01)
     assert twice < whole
@@ -107,12 +115,13 @@ def test_a_padded_round_costs_what_its_padded_size_does() -> None:
         step = 32 if tokens <= 256 else 64 if tokens <= 1024 else 256
         size = -(-tokens // step) * step
         here, there = np.array([float(tokens)]), np.array([float(size)])
-        assert padded.of_rounds(here, 0.0, 1) == pytest.approx(plain.of_rounds(there, 0.0, 1))
+        expected = plain.of_rounds(there, NO_HOST, 1)
+        assert padded.of_rounds(here, NO_HOST, 1) == pytest.approx(expected)
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "costs" / "cost.json"
-    cost = RoundCost(POINTS, HOST, 0.001, ((256, 32),), in_halves=True, every_round=0.002)
+    cost = RoundCost(POINTS, HOST, RECORDS, ((256, 32),), in_halves=True, every_round=0.002)
     cost.write(path, model="tiny", device="some GPU")
     assert RoundCost.read(path) == cost
     assert json.loads(path.read_text())["device"] == "some GPU"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lopa.config import AUTO_BRANCHES
 from lopa.decoding.round_cost import EVERY_ROUND_THE_SAME as ONE
-from lopa.decoding.round_cost import RoundCost
+from lopa.decoding.round_cost import HostPart, RoundCost
 from lopa.decoding.row_budget import (
     NO_OTHERS,
     NO_STEPS,
@@ -47,11 +47,13 @@ def rate(
 ) -> float:
     """Tokens per second of a round with so many branches each, the plain way."""
     tokens = rest.tokens + sum(o.usual for o in offers)
-    forwarded, host = rest.forwarded, rest.host
+    forwarded, (waited, records) = rest.forwarded, rest.host
     for o, of, count in zip(offers, gains, counts, strict=True):
         tokens += (0.0, *of)[CHOICES.index(count)]
         forwarded += o.row_length * (count + 1)
-        host += dict(zip(AUTO_BRANCHES, cost.host, strict=False)).get(count, 0.0)
+        waited += dict(zip(AUTO_BRANCHES, cost.host, strict=False)).get(count, 0.0)
+        records += dict(zip(AUTO_BRANCHES, cost.records, strict=False)).get(count, 0.0)
+    host = HostPart(waited, records)
     seconds = cost.of_rounds(np.array([float(forwarded)]), host, len(offers) + rest.sessions)
     return tokens / float(seconds[0])
 
@@ -86,7 +88,7 @@ def test_no_other_numbers_bring_more_per_second(
     offers = [offer(one, length) for one in gains]
     line = ((1, 1.0 + slope), (10_000, 1.0 + 10_000 * slope))
     cost = RoundCost(line, tuple(sorted(host)))
-    rest = Rest(others, others * 64, others * 3.0, others * 0.1)
+    rest = Rest(others, others * 64, others * 3.0, HostPart(others * 0.1, 0.0))
     chosen = RowBudget(cost).allocate(offers, Pace(), rest)
     best = max(
         rate(offers, gains, counts, cost, rest)
@@ -103,6 +105,16 @@ def test_where_the_host_is_the_longer_part_branches_count_there() -> None:
     dear = RoundCost(flat, (0.05, 0.3, 0.35, 0.4, 0.4))
     assert RowBudget(dear).allocate(offers, Pace()) == [0] * 16
     assert RowBudget(dear).allocate(offers[:1], Pace()) == [7]
+
+
+def test_records_that_take_longer_than_the_device_count() -> None:
+    flat = ((64, 1.0), (100_000, 1.001))
+    offers = [offer((0.5, 1.0, 1.5)) for _ in range(16)]
+    short, long = (0.01, 0.02, 0.03, 0.04, 0.05), (0.1, 0.4, 0.5, 0.6, 0.7)
+    for records, expected in ((short, 7), (long, 0)):
+        budget = RowBudget(RoundCost(flat, records=records))
+        assert budget.allocate(offers, Pace()) == [expected] * 16
+        assert budget.allocate(offers[:1], Pace()) == [7]
 
 
 @pytest.mark.parametrize("count", [1, 2, 8, 32])
@@ -214,6 +226,7 @@ def test_a_host_that_takes_less_for_more_branches_is_no_reason_for_another_order
     st.floats(0.0, 0.02),
     st.integers(0, 3),
     st.lists(st.floats(0.0, 0.5), min_size=5, max_size=5),
+    st.lists(st.floats(0.0, 2.0), min_size=5, max_size=5),
     st.one_of(st.none(), st.tuples(st.floats(0.0, 10.0), st.floats(0.0, 100.0))),
 )
 def test_no_other_number_for_all_brings_more_per_second(
@@ -221,6 +234,7 @@ def test_no_other_number_for_all_brings_more_per_second(
     slope: float,
     others: int,
     host: list[float],
+    records: list[float],
     known: tuple[float, float] | None,
 ) -> None:
     """By what usual rounds bring and forward. known: tokens of a round, and of how many rounds."""
@@ -234,14 +248,16 @@ def test_no_other_number_for_all_brings_more_per_second(
         Offer(length, 2.0, NO_STEPS, usual_steps=of)
         for (_, length), of in zip(given, steps, strict=True)
     ]
-    cost = RoundCost(((1, 1.0 + slope), (10_000, 1.0 + 10_000 * slope)), tuple(sorted(host)))
-    rest = Rest(others, others * 64, others * 3.0, others * 0.1)
+    line = ((1, 1.0 + slope), (10_000, 1.0 + 10_000 * slope))
+    cost = RoundCost(line, tuple(sorted(host)), tuple(sorted(records)))
+    rest = Rest(others, others * 64, others * 3.0, HostPart(others * 0.1, others * 0.2))
     rates = {}
     for number, rows in zip(AUTO_BRANCHES, USUAL_ROWS, strict=True):
         tokens = rest.tokens + sum(usual + of.gain_of(number) for of in steps)
         forwarded = rest.forwarded + sum(length * (1 + rows) for _, length in given)
-        on_host = rest.host + len(given) * float(np.interp(rows, AUTO_BRANCHES, cost.host))
-        seconds = cost.of_rounds(np.array([forwarded]), on_host, len(given) + others)
+        parts = [np.interp(rows, AUTO_BRANCHES, part) for part in (cost.host, cost.records)]
+        own = [before + len(given) * one for before, one in zip(rest.host, parts, strict=True)]
+        seconds = cost.of_rounds(np.array([forwarded]), HostPart(*own), len(given) + others)
         rates[number] = tokens / float(seconds[0])
     chosen = RowBudget(cost).number_for_all(offers, learned, rest)
     assert rates[chosen] == pytest.approx(max(rates.values()))

@@ -47,7 +47,7 @@ def test_measured_once_and_recorded(llm: LLM) -> None:
     assert tokens == sorted(sizes)[: len(tokens)]
     assert len(cost.host) == len(AUTO_BRANCHES)
     assert cost.host == tuple(sorted(cost.host))
-    assert cost.records == 0.0  # nothing works while they are made
+    assert cost.records == ()  # nothing works while they are made
     assert not cost.in_halves
     seconds = [s for _, s in cost.points]
     assert seconds == sorted(seconds)
@@ -122,8 +122,13 @@ def test_what_a_further_session_adds(is_async: bool) -> None:
     assert 1e3 * cost.every_round == pytest.approx(every_round)
     assert points[256] == pytest.approx(10 + 25.6)
     if is_async:  # records are made meanwhile
-        found = 1e3 * cost.host[0], 1e3 * cost.records
-        assert found == pytest.approx((own + forward, record))
+        growths = cost_measurement.HOST_GROWTH, cost_measurement.RECORDS_GROWTH
+        on_host, records = (
+            [each * of for of in growth]
+            for each, growth in zip((own, record), growths, strict=True)
+        )
+        assert [1e3 * s for s in cost.host] == pytest.approx([each + forward for each in on_host])
+        assert [1e3 * s for s in cost.records] == pytest.approx(records)
     else:
         assert 1e3 * cost.host[0] == pytest.approx(own + record + forward)
         eight = 10 + 51.2 + every_round + 8 * (own + record + forward)
@@ -158,7 +163,7 @@ def test_what_sessions_that_differ_add(few: int, more: int) -> None:
     ]
     runner: Any = SimpleNamespace(is_async=True, padding=(), lanes=1)
     cost = cost_measurement._cost(timed, float, runner, mixed)
-    assert 1e3 * cost.records == pytest.approx(0.1 * cost_measurement.RECORDS_OF_ANSWERS)
+    assert 1e3 * cost.records[0] == pytest.approx(0.1 * cost_measurement.RECORDS_OF_ANSWERS)
     more_on_host = cost_measurement.HOST_OF_ANSWERS
     own, moved, every_round = (part * more_on_host for part in (own, moved, every_round))
     assert 1e3 * cost.host[0] == pytest.approx(own)

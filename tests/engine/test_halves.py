@@ -202,7 +202,7 @@ def test_halves_pay_where_the_host_costs_more_than_a_second_forward() -> None:
     assert cost.halves_pay(2048, 0, 32)
     assert not cost.halves_pay(512, 0, 40)  # the device never waits for long
     assert not replace(cost, in_halves=False).halves_pay(512, 0, 9)
-    assert not replace(cost, records=0.002).halves_pay(512, 0, 9)
+    assert not replace(cost, records=(0.002,) * 5).halves_pay(512, 0, 9)
 
 
 def test_one_that_is_left_goes_on_alone(llm: LLM) -> None:

@@ -16,7 +16,7 @@ from lopa.engine import cost_measurement, kept_cost
 from lopa.models.files import BUILT_IN
 from lopa.studies.recorded_cost import read_costs
 
-COST = RoundCost(((32, 0.010), (64, 0.012)), (0.001,) * 5, 0.002, ((512, 8),))
+COST = RoundCost(((32, 0.010), (64, 0.012)), (0.001,) * 5, (0.002,) * 5, ((512, 8),))
 
 
 @pytest.fixture

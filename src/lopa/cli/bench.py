@@ -148,10 +148,10 @@ def bench_cost(
     print_table(("tokens", "ms"), [(str(t), f"{1e3 * s:.2f}") for t, s in cost.points])
     every, more = 1e3 * cost.every_round, 1e3 * cost.mixed_round
     print(f"\nof every round on the host, ms: {every:.2f}, and {more:.2f} where sessions differ")
-    each = (f"{1e3 * seconds:.2f}" for seconds in (*cost.host, cost.records))
-    heads = (*(f"k = {k}" for k in AUTO_BRANCHES), "records")
     print("\nof a session on the host, ms:")
-    print_table(heads, [tuple(each)])
+    parts = (("between forwards", cost.host), ("meanwhile", cost.records))
+    rows = [(name, *(f"{1e3 * seconds:.2f}" for seconds in part)) for name, part in parts if part]
+    print_table(("", *(f"k = {k}" for k in AUTO_BRANCHES)), rows)
 
 
 @bench.command("decode")

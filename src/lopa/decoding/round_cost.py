@@ -16,14 +16,23 @@ import numpy as np
 from lopa.atomic_write import write_lines
 from lopa.config import AUTO_BRANCHES
 from lopa.errors import ConfigError
-from lopa.types import FloatArray, IntArray
+from lopa.types import FloatArray
 
 USUAL_ROW = 64  # tokens of a row in the middle of an answer: two blocks of 32
 _END = 1 << 24  # tokens: no round is as large
 _MOST_KEPT = 4096  # rounds of one session
 _MOVES = 0.25  # of rounds, in which the window of a session moves
-_BRANCHES = np.array(AUTO_BRANCHES)
-_NO_HOST = (0.0,) * len(AUTO_BRANCHES)
+_NOTHING = (0.0,) * len(AUTO_BRANCHES)
+
+
+class HostPart(NamedTuple):
+    """Seconds that sessions take the host in a round; of several rounds, arrays."""
+
+    waited: Any  # between two forwards: the device waits
+    records: Any  # while the device works
+
+
+NO_HOST = HostPart(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -31,14 +40,15 @@ class RoundCost:
     """What a round takes: the device's part by tokens, the host's part by sessions and branches.
 
     The device's part is straight lines between measured points: before the first it is flat, behind
-    the last one the last line goes on. A session costs the host the more the more branches it has.
-    Its records are made while the device works: they count where they take longer than that.
+    the last one the last line goes on. A session costs the host the more the more branches it has,
+    and so do its records. Those are made while the device works: they count where they take longer
+    than that.
     """
 
     points: tuple[tuple[int, float], ...]  # (tokens, seconds), tokens rising
-    # Host's part of a session by its branches, as AUTO_BRANCHES counts them; none: it costs nothing
-    host: tuple[float, ...] = ()
-    records: float = 0.0  # of a session, while the device works
+    # Of a session by its branches, as AUTO_BRANCHES counts them; none: it costs nothing
+    host: tuple[float, ...] = ()  # between two forwards
+    records: tuple[float, ...] = ()  # while the device works
     # Rounds are padded: up to so many tokens to a multiple of so many; no further than the last.
     padding: tuple[tuple[int, int], ...] = ()
     # Sessions may go in two halves, one on the host while the other is on the device.
@@ -56,12 +66,13 @@ class RoundCost:
             or not all(0 < s < float("inf") for _, s in self.points)
         ):
             raise ConfigError("a round's cost is (tokens, seconds) points: tokens rising, above 0")
-        if len(self.host) not in (0, len(AUTO_BRANCHES)):
-            raise ConfigError(
-                f"the host's part of a session has a number for each of {AUTO_BRANCHES} branches: "
-                f"got {len(self.host)}"
-            )
-        for seconds in (*self.host, self.records, self.every_round, self.mixed_round):
+        for part in (self.host, self.records):
+            if len(part) not in (0, len(AUTO_BRANCHES)):
+                raise ConfigError(
+                    "the host's part of a session has a number for each of "
+                    f"{AUTO_BRANCHES} branches: got {len(part)}"
+                )
+        for seconds in (*self.host, *self.records, self.every_round, self.mixed_round):
             if not 0 <= seconds < float("inf"):
                 raise ConfigError(f"the host's part of a round is at least 0: got {seconds}")
 
@@ -79,7 +90,7 @@ class RoundCost:
             found = kept[tokens, branches] = self(tokens, (branches,))
         return found
 
-    def of_round(self, tokens: float, host: float, sessions: int) -> float:
+    def of_round(self, tokens: float, host: HostPart, sessions: int) -> float:
         """`of_rounds` of one round, without arrays: several times as fast."""
         whole = self._of_whole(tokens, host, sessions)
         if not self.in_halves:
@@ -87,30 +98,25 @@ class RoundCost:
         halves = self._of_halves(tokens, host, sessions)
         return whole if halves is None else min(whole, halves)
 
-    def host_of_all(self, branches: Sequence[int]) -> float:
-        """The host's part of sessions with so many branches each."""
+    def host_of_all(self, branches: Sequence[int]) -> HostPart:
+        """Of sessions with so many branches each."""
         try:
-            return sum(map(self.host_by_number.__getitem__, branches))
+            parts = list(map(self.host_by_number.__getitem__, branches))
         except IndexError:  # more than auto takes
             return self.host_of_all([min(k, AUTO_BRANCHES[-1]) for k in branches])
+        return HostPart(sum([part.waited for part in parts]), sum([part.records for part in parts]))
 
-    def host_of_one(self, branches: float) -> float:
-        """The host's part of a session; the number may be a mean of rounds."""
-        by_number = self.host_by_number
+    def host_of(self, branches: float) -> HostPart:
+        """Of a session; the number may be a mean of rounds."""
         below = min(int(branches), AUTO_BRANCHES[-1])
         part, above = branches - below, min(below + 1, AUTO_BRANCHES[-1])
-        return by_number[below] + part * (by_number[above] - by_number[below])
+        each = zip(self.host_by_number[below], self.host_by_number[above], strict=True)
+        return HostPart(*(low + part * (high - low) for low, high in each))
 
     def host_share(self, tokens: float, branches: Sequence[int]) -> float:
         """The sessions' part of a round over the rest. branches: of each session."""
-        count = len(branches)
-        host = self.host_of_all(branches) + count * self.records
-        return host / (self.every_round_of(count) + self._device_of(tokens))
-
-    def host_of(self, branches: IntArray | FloatArray) -> FloatArray:
-        """The host's part of sessions with so many branches."""
-        found: FloatArray = np.interp(branches, _BRANCHES, self.host or _NO_HOST)
-        return found
+        host: float = sum(self.host_of_all(branches))
+        return host / (self.every_round_of(len(branches)) + self._device_of(tokens))
 
     def slope(self, anchors: int) -> float:
         """Seconds that a token adds to a round, from anchors of about so many up to all branches.
@@ -125,11 +131,6 @@ class RoundCost:
             found = self._slopes[size] = rise / (most - least)
         return found
 
-    @property
-    def host_of_none(self) -> float:
-        """The host's part of a session without branches."""
-        return self.host[0] if self.host else 0.0
-
     def every_round_of(self, sessions: int) -> float:
         """The host's part of a round by itself."""
         if sessions < 2:
@@ -141,16 +142,14 @@ class RoundCost:
         """Of rounds in which the window of any session but one moves."""
         return 1.0 - (1.0 - _MOVES) ** (sessions - 1)
 
-    def of_rounds(self, tokens: FloatArray, host: FloatArray | float, sessions: int) -> FloatArray:
+    def of_rounds(self, tokens: FloatArray, host: HostPart, sessions: int) -> FloatArray:
         """Of rounds of so many tokens, in which the sessions cost the host so much."""
-        device, records = self._device(tokens), sessions * self.records
-        host = host + self.every_round_of(sessions)
-        whole: FloatArray = np.maximum(device, records)
-        whole += host
+        device = self._device(tokens)
+        whole: FloatArray = np.maximum(device, host.records)
+        whole += host.waited + self.every_round_of(sessions)
         if not self.in_halves or sessions < 2:
             return whole
-        again = 2 * self.every_round_of(sessions // 2) - self.every_round_of(sessions)
-        on_host = host + (records + again)
+        on_host = host.records + host.waited + 2 * self.every_round_of(sessions // 2)
         twice = np.maximum(2 * self._device(np.ceil(tokens / 2)), on_host)
         pays = on_host < device
         return np.where(pays, np.minimum(whole, twice), whole) if pays.any() else whole
@@ -160,16 +159,17 @@ class RoundCost:
 
         branches: of a session.
         """
-        host = sessions * float(self.host_of(np.array([branches]))[0])
+        host = HostPart(*(sessions * part for part in self.host_of(branches)))
         halves = self._of_halves(tokens, host, sessions)
         return halves is not None and halves < self._of_whole(tokens, host, sessions)
 
-    def _of_whole(self, tokens: float, host: float, sessions: int) -> float:
+    def _of_whole(self, tokens: float, host: HostPart, sessions: int) -> float:
         """Of all sessions in one round."""
-        device = max(self._device_of(tokens), sessions * self.records)
-        return device + host + self.every_round_of(sessions)
+        on_host: float = host.waited + self.every_round_of(sessions)
+        working: float = max(self._device_of(tokens), host.records)
+        return working + on_host
 
-    def _of_halves(self, tokens: float, host: float, sessions: int) -> float | None:
+    def _of_halves(self, tokens: float, host: HostPart, sessions: int) -> float | None:
         """Of two rounds of half of the sessions each; None: there are none, or they save nothing.
 
         The host has one half while the device has the other. Where the host takes longer than the
@@ -177,7 +177,7 @@ class RoundCost:
         """
         if not self.in_halves or sessions < 2:
             return None
-        on_host = sessions * self.records + host + 2 * self.every_round_of(sessions // 2)
+        on_host: float = host.records + host.waited + 2 * self.every_round_of(sessions // 2)
         if on_host >= self._device_of(tokens):
             return None
         return max(2 * self._device_of(-(-tokens // 2)), on_host)
@@ -209,10 +209,13 @@ class RoundCost:
         return self._line.tokens.tolist(), self._line.seconds.tolist()
 
     @cached_property
-    def host_by_number(self) -> list[float]:
+    def host_by_number(self) -> list[HostPart]:
         """The host's part of a session by its branches, up to the most that auto takes."""
-        found: list[float] = self.host_of(np.arange(AUTO_BRANCHES[-1] + 1)).tolist()
-        return found
+        numbers = np.arange(AUTO_BRANCHES[-1] + 1)
+        parts = [
+            np.interp(numbers, AUTO_BRANCHES, of or _NOTHING) for of in (self.host, self.records)
+        ]
+        return [HostPart(*each) for each in zip(*(part.tolist() for part in parts), strict=True)]
 
     @cached_property
     def _line(self) -> _Line:
@@ -237,7 +240,7 @@ class RoundCost:
         return {
             "points": [list(point) for point in self.points],
             "host": list(self.host),
-            "records": self.records,
+            "records": list(self.records),
             "every_round": self.every_round,
             "mixed_round": self.mixed_round,
             "padding": [list(step) for step in self.padding],
@@ -253,7 +256,7 @@ class RoundCost:
             raw: Mapping[str, Any] = given if isinstance(given, Mapping) else {"points": given}
             points = tuple((int(t), float(s)) for t, s in raw["points"])
             host = tuple(float(seconds) for seconds in raw.get("host", ()))
-            records = float(raw.get("records", 0.0))
+            records = tuple(float(seconds) for seconds in raw.get("records", ()))
             every_round = float(raw.get("every_round", 0.0))
             mixed_round = float(raw.get("mixed_round", 0.0))
             padding = tuple((int(upto), int(step)) for upto, step in raw.get("padding", ()))

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lopa.config import AUTO_BRANCHES
-from lopa.decoding.round_cost import RoundCost
+from lopa.decoding.round_cost import NO_HOST, HostPart, RoundCost
 
 PRIOR_ROUNDS = 3.0  # that what sessions usually bring counts for, as long as nothing is known
 PACE_DECAY = 0.95  # weight of a round against the one after it
@@ -44,9 +44,9 @@ LONG_HOST = 0.001
 USUAL_ROWS = (0.0, 0.9, 2.6, 5.7, 10.5)
 _LEAST_SLOPE = 1e-15  # seconds a token: rows that cost nothing are no division by 0
 _MOST_STEPS = len(AUTO_BRANCHES) - 1  # of an offer
-_COLUMNS = 5  # of a ranked step: see `_rank`
-_BRANCHES = 4  # the last of them
-_NO_STEP = (math.inf, 0.0, 0.0, 0.0, 0.0)  # ranks last
+_COLUMNS = 6  # of a ranked step: see `_rank`
+_BRANCHES = 5  # the last of them
+_NO_STEP = (math.inf, *[0.0] * _BRANCHES)  # ranks last
 _PACKED = struct.Struct(f"{_MOST_STEPS * _COLUMNS}d").pack
 _MOST_KEPT = 4096  # of steps ranked, of rounds
 
@@ -88,7 +88,7 @@ class Rest(NamedTuple):
     sessions: int = 0
     forwarded: int = 0  # tokens of all their rows
     tokens: float = 0.0  # that a round of them brings
-    host: float = 0.0  # seconds, their part of a round
+    host: HostPart = NO_HOST
 
 
 @dataclass(slots=True)
@@ -146,7 +146,7 @@ class RowBudget:
         self._ranks: dict[float, _Ranks] = {}  # by the slope of the cost
         # Seconds of usual rounds by AUTO_BRANCHES, of so many anchors' tokens and sessions, and of
         # what else is in the round
-        self._usual_seconds: dict[tuple[float, ...], list[float]] = {}
+        self._usual_seconds: dict[tuple[int, int, int, int, HostPart], list[float]] = {}
         self._host_shares: dict[tuple[int, int], float] = {}  # by anchors' tokens and sessions
         self._first_kept: dict[Offer, int | None] = {}
 
@@ -170,8 +170,11 @@ class RowBudget:
         # With none of the steps, with the first, with the first two, … in the order of their worth
         sums = np.zeros((len(steps) + 1, _COLUMNS))
         np.add.accumulate(steps.take(order, axis=0), 0, out=sums[1:])
-        _, forwarded, gained, on_host, _ = sums.T
-        on_host += rest.host + count * cost.host_of_none
+        _, forwarded, gained, waited, records, _ = sums.T
+        none = cost.host_by_number[0]
+        waited += rest.host.waited + count * none.waited
+        records += rest.host.records + count * none.records
+        on_host = HostPart(waited, records)
         seconds = cost.of_rounds(forwarded + anchors, on_host, count + rest.sessions)
         # What such sessions usually bring, in rounds of the best size for that
         likely = int(((gained + usual) / seconds).argmax())
@@ -182,7 +185,7 @@ class RowBudget:
 
     def are_kept(self, anchors: int, sessions: int) -> bool:
         """Whether such sessions keep their number. anchors: tokens of their anchors."""
-        if self.cost.host_of_none > LONG_HOST:
+        if self.cost.host_by_number[0].waited > LONG_HOST:
             return False
         kept = self._host_shares
         share = kept.get((anchors, sessions))
@@ -240,10 +243,11 @@ class RowBudget:
                 kept.clear()
             found = kept[key] = []
             for rows in USUAL_ROWS:
-                host = rest.host + count * cost.host_of_one(rows)
                 tokens, sessions = rest.forwarded + anchors * (1.0 + rows), count + rest.sessions
                 turns = 1 if self.most_tokens is None else math.ceil(tokens / self.most_tokens)
-                one = cost.of_round(tokens / turns, host / turns, math.ceil(sessions / turns))
+                own = zip(rest.host, cost.host_of(rows), strict=True)
+                host = HostPart(*((others + count * part) / turns for others, part in own))
+                one = cost.of_round(tokens / turns, host, math.ceil(sessions / turns))
                 found.append(turns * one)
         return found
 
@@ -261,7 +265,8 @@ class RowBudget:
             taken, gained = taken + added, gained + gain
             tokens = offer.row_length * (taken + 1)
             if rest.sessions:
-                host = rest.host + cost.host_of_all((taken,))
+                own = zip(rest.host, cost.host_by_number[taken], strict=True)
+                host = HostPart(*map(sum, own))
                 seconds = cost.of_round(rest.forwarded + tokens, host, rest.sessions + 1)
             else:
                 seconds = cost.of_one(tokens, taken)
@@ -304,7 +309,7 @@ def _quickest(usual: float, gained: Sequence[float], seconds: Sequence[float]) -
 class _Ranks(dict[tuple[Steps, int], bytes]):
     """What `_rank` makes of steps and the tokens of a row; sessions offer the same for long."""
 
-    def __init__(self, slope: float, host: Sequence[float]) -> None:
+    def __init__(self, slope: float, host: Sequence[HostPart]) -> None:
         super().__init__()
         self.slope, self.host = slope, host
 
@@ -313,23 +318,25 @@ class _Ranks(dict[tuple[Steps, int], bytes]):
         return found
 
 
-def _rank(steps: Steps, row_length: int, slope: float, host: Sequence[float]) -> bytes:
-    """[_MOST_STEPS, _COLUMNS] fp64: minus a step's worth, and its tokens, gain, host, branches.
+def _rank(steps: Steps, row_length: int, slope: float, host: Sequence[HostPart]) -> bytes:
+    """[_MOST_STEPS, _COLUMNS] fp64: minus a step's worth; tokens, gain, `HostPart`, branches.
 
     A step is worth what it brings for its time, and never more than the one before it. The first
     branch may cost the host more than those behind it: a step that is worth less than the next one
-    goes with it, and both are worth what they bring together. slope: seconds a token; host: seconds
-    by the number of branches.
+    goes with it, and both are worth what they bring together. slope: seconds a token; host: by the
+    number of branches.
     """
     rows: list[tuple[float, ...]] = []
     runs: list[tuple[float, float, int]] = []  # steps that go together: gain, seconds, how many
     slope, taken = max(slope, _LEAST_SLOPE), 0
     for added, gain in steps.each:
         # A given cost may say that more branches take the host less time: then they take none.
-        tokens, on_host = added * row_length, max(0.0, host[taken + added] - host[taken])
+        parts = zip(host[taken], host[taken + added], strict=True)
+        waited, records = (max(0.0, more - fewer) for fewer, more in parts)
+        tokens = added * row_length
         taken += added
-        rows.append((tokens, gain, on_host, added))
-        gained, seconds, count = gain, tokens * slope + on_host, 1
+        rows.append((tokens, gain, waited, records, added))
+        gained, seconds, count = gain, tokens * slope + waited, 1
         while runs and runs[-1][0] * seconds < gained * runs[-1][1]:
             before = runs.pop()
             gained, seconds, count = gained + before[0], seconds + before[1], count + before[2]

@@ -45,10 +45,12 @@ QUOTA = 2  # tokens of each block that a round fills
 # Of sessions that differ: rounds in a turn, and that quota. Their windows move more often.
 MIXED_ROUNDS, MIXED_QUOTA = 3, 4
 # What answers take the host over these rounds, which are made up: they fill more tokens, begin and
-# end. And what a session takes, records included, over one without branches, by AUTO_BRANCHES.
-# Both on the built-in tasks (measurements/load_time.py).
+# end. And what a session takes over one without branches, by AUTO_BRANCHES: without what the tokens
+# take that they bring, which is the same for each, however many a round brings. All on the built-in
+# tasks (measurements/load_time.py, host_growth.py).
 HOST_OF_ANSWERS, RECORDS_OF_ANSWERS = 1.2, 1.8
-HOST_GROWTH = (1.0, 1.34, 1.7, 2.2, 2.9)
+HOST_GROWTH = (1.0, 1.55, 2.0, 2.4, 3.2)
+RECORDS_GROWTH = (1.0, 1.0, 1.25, 1.6, 2.0)
 # Rounds timed for each number of branches, in turn: a disturbance meets them all. The faster half
 # of the turns counts.
 LEAST_TURNS, MOST_TURNS = 7, 30
@@ -172,10 +174,11 @@ def _cost(
         mixed_round = max(0.0, fewer - (few - 1) * own) / share
     # Of one session alone the rest is what every round costs.
     every_round = HOST_OF_ANSWERS * max(0.0, first - own)
-    own, records = HOST_OF_ANSWERS * own, RECORDS_OF_ANSWERS * record
-    host = [own + forwarded + (own + records) * (growth - 1.0) for growth in HOST_GROWTH]
+    own, record = HOST_OF_ANSWERS * own, RECORDS_OF_ANSWERS * record
+    host = [own * growth + forwarded for growth in HOST_GROWTH]
+    records = [record * growth for growth in RECORDS_GROWTH]
     if not runner.is_async:  # nothing works meanwhile
-        host, records = [seconds + records for seconds in host], 0.0
+        host, records = list(map(sum, zip(host, records, strict=True))), []
     points: dict[int, float] = {}
     for one, (whole, on_host, _) in sizes:
         if one.sessions == 1 or one.tokens > max(points):
@@ -186,7 +189,7 @@ def _cost(
     return RoundCost(
         _extrapolated(list(zip(sorted(points), rising, strict=True))),
         tuple(host),
-        records,
+        tuple(records),
         runner.padding,
         in_halves=runner.is_async and runner.lanes > 1,
         every_round=every_round,
