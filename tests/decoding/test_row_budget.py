@@ -276,6 +276,21 @@ def test_a_number_for_all_goes_by_usual_rounds() -> None:
     assert numbers[0] > numbers[-1]
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_number_for_all_goes_by_usual_rows(count: int) -> None:
+    """Short rows, as answers begin with, would have more branches."""
+    rich = concave_steps(AUTO_BRANCHES, (0.0, 2.0, 4.0, 7.0, 8.0))
+    short, usual, long = (
+        Offer(next_row, 2.0, NO_STEPS, usual_row=row, usual_steps=rich)
+        for next_row, row in ((16, 0), (16, 128), (128, 0))
+    )
+    numbers = [
+        RowBudget(FLAT_THEN_STEEP).number_for_all([one] * count, NOTHING_KNOWN)
+        for one in (short, usual, long)
+    ]
+    assert numbers[0] > numbers[1] == numbers[2]
+
+
 def test_anchor_tokens_are_learned_from_the_latest_rounds() -> None:
     learned = AnchorTokens()
     assert learned.mean(2.4) == 2.4

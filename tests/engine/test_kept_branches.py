@@ -189,6 +189,27 @@ def test_a_prompt_is_no_part_of_the_rows(llm: LLM, monkeypatch: pytest.MonkeyPat
     assert max(lengths) < 100
 
 
+@pytest.mark.parametrize("tokens", [24, 160])
+def test_rows_are_those_of_the_middle_of_an_answer(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    """Two blocks, as far as the answer has as many: the first rounds have one."""
+    rows: list[int] = []
+
+    def noted(_: RowBudget, offers: Any, *more: Any) -> int:
+        rows.extend(offer.usual_row for offer in offers)
+        return 1
+
+    monkeypatch.setattr(RowBudget, "number_for_all", noted)
+    engine = instant_engine()
+    for seed in range(2):
+        engine.add(session(llm, seed, DEAR_HOST, max_new_tokens=tokens, block_size=16))
+    for _ in range(2 * branch_choice.WEIGH_EVERY):
+        engine.step()
+    engine.close()
+    assert set(rows) == {min(tokens, 32)}
+
+
 def test_who_comes_one_by_one_decides_for_nobody_else(llm: LLM, weighed: list[int]) -> None:
     """All are weighed when the load has doubled: what the next one gets is not everybody's."""
     engine = running(llm, 2, 0)

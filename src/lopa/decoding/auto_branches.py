@@ -28,10 +28,17 @@ class Number(NamedTuple):
     usual_gain: float | None  # tokens that they usually add; None: the number is not kept
 
 
+def usual_row(config: DecodeConfig) -> int:
+    """Tokens of most rows: two blocks, where the first rounds have one; 0: all have as many."""
+    if config.window != "pipeline":
+        return 0
+    return min(2 * config.block_size, config.max_new_tokens)
+
+
 class AutoBranches:
     def __init__(self, config: DecodeConfig, cost: RoundCost, prompt: int) -> None:
         """prompt: its tokens."""
-        self.budget = BranchBudget(config.accept)
+        self.budget = BranchBudget(config.accept, usual_row(config))
         # By tokens per second all sessions are weighed together; by tokens per forward each alone.
         self.is_shared = config.objective == "speed"
         self.cost = cost if self.is_shared else EVERY_ROUND_THE_SAME

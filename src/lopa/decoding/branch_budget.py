@@ -68,8 +68,10 @@ EXPLORE_AFTER = 10  # rounds learned of without a branch, until one is tried: it
 class BranchBudget:
     """Learns from rounds of one sequence and offers the branches of the next."""
 
-    def __init__(self, accept: AcceptName) -> None:
+    def __init__(self, accept: AcceptName, usual_row: int = 0) -> None:
+        """usual_row: tokens of most of its rows."""
         self.accept = accept
+        self._usual_row = usual_row
         self._steps = [_DecayedMean() for _ in AUTO_BRANCHES[1:]]  # gain of a choice over the last
         self._unexplored = 0  # rounds learned of since the last one with a branch
         # Tokens that each choice gains over none, by FIRST_GAIN_SHARES; and the steps of a usual
@@ -167,7 +169,7 @@ class BranchBudget:
     def usual_offer(self, row_length: int, *, is_open: bool) -> Offer:
         """What a usual round expects, whatever its candidates are."""
         prior = PRIOR_TOKENS_OPEN if is_open else PRIOR_TOKENS
-        return Offer(row_length, prior, NO_STEPS, usual_steps=self.usual_steps)
+        return Offer(row_length, prior, NO_STEPS, 0, self._usual_row, self.usual_steps)
 
 
 def _expected(accept: AcceptName, gains: Sequence[float]) -> tuple[list[tuple[float, ...]], Steps]:

@@ -79,7 +79,10 @@ class Offer(NamedTuple):
     usual: float  # tokens that a round of its anchor alone usually brings
     steps: Steps
     least: int = 0  # branches that it has in any case
-    usual_steps: Steps = NO_STEPS  # of a usual round, where a number is kept for several
+    # Of a usual round, where a number is kept for several: tokens of its row, 0 for those of the
+    # next round, and steps
+    usual_row: int = 0
+    usual_steps: Steps = NO_STEPS
 
 
 class Rest(NamedTuple):
@@ -160,7 +163,7 @@ class RowBudget:
         if len(offers) == 1:
             return [self._allocate_one(offers[0], pace, rest)]
         cost, count = self.cost, len(offers)
-        lengths, usual_tokens, all_steps, least, _ = zip(*offers, strict=True)
+        lengths, usual_tokens, all_steps, least, *_ = zip(*offers, strict=True)
         usual, anchors = rest.tokens + sum(usual_tokens), rest.forwarded + sum(lengths)
         ranked = self._ranks_at(cost.slope(anchors))
         each = map(ranked.__getitem__, zip(all_steps, lengths, strict=True))
@@ -222,10 +225,11 @@ class RowBudget:
         count = len(offers)
         if count == 1:
             (one,) = offers
-            anchors, prior = one.row_length, one.usual
+            anchors, prior = one.usual_row or one.row_length, one.usual
             gains: Sequence[float] = _gains(one.usual_steps)
         else:
-            anchors, prior = sum([o.row_length for o in offers]), sum([o.usual for o in offers])
+            anchors = sum([offer.usual_row or offer.row_length for offer in offers])
+            prior = sum([offer.usual for offer in offers])
             kinds = Counter([offer.usual_steps for offer in offers])  # few: most offer the same
             each = [[of * gain for gain in _gains(steps)] for steps, of in kinds.items()]
             gains = each[0] if len(each) == 1 else list(map(sum, zip(*each, strict=True)))
