@@ -5,9 +5,9 @@
 
 Microseconds of a round, by session. "Host" is what the device waits for, "records" what the host
 does while the device works, "wait" is what the host waits for the device, "cost" what the round
-cost predicts of the round. The settings take turns of a moment, as in `lopa study load`. "More" is
-host and records over those without branches: from it comes HOST_GROWTH of the measured cost, and
-from "round" over "cost" HOST_OF_ANSWERS (engine/cost_measurement.py).
+cost predicts of the round; "row" is tokens. The settings take turns of a moment, as in `lopa study
+load`. From host and records come HOST_GROWTH and RECORDS_GROWTH of the measured cost
+(host_growth.py), and from "round" over "cost" HOST_OF_ANSWERS (engine/cost_measurement.py).
 """
 
 from __future__ import annotations
@@ -94,13 +94,11 @@ def main() -> None:
                 runs[setting] = Run(llm, engine, config, prompts)
             load.take_turns(runs)
             figures = {setting: run.figures for setting, run in runs.items()}
-            plain = figures["0"]["host"] + figures["0"]["records"]
             best = max(own["tokens/s"] for setting, own in figures.items() if setting != "auto")
             for setting, own in figures.items():
-                more = own["host"] + own["records"] - plain
                 ratio = own["tokens/s"] / best
                 case = {"task": task, "at once": at_once, "k": setting}
-                found.append({**case, **own, "more": more, "/ best fixed": ratio})
+                found.append({**case, **own, "/ best fixed": ratio})
     if options.json is not None:
         described = {"cost": Run.costs.settings(), "figures": found}
         options.json.write_text(json.dumps(described, indent=1))

@@ -50,7 +50,7 @@ MIXED_ROUNDS, MIXED_QUOTA = 3, 4
 # tasks (measurements/load_time.py, host_growth.py).
 HOST_OF_ANSWERS, RECORDS_OF_ANSWERS = 1.2, 1.8
 HOST_GROWTH = (1.0, 1.55, 2.0, 2.4, 3.2)
-RECORDS_GROWTH = (1.0, 1.0, 1.25, 1.6, 2.0)
+RECORDS_GROWTH = (1.0, 1.0, 1.2, 1.6, 2.0)
 # Rounds timed for each number of branches, in turn: a disturbance meets them all. The faster half
 # of the turns counts.
 LEAST_TURNS, MOST_TURNS = 7, 30
