@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from serving_support import Server
 
@@ -98,6 +99,28 @@ def test_the_interval_of_a_comparison_is_over_runs() -> None:
     (one,) = over_envelope({"auto": runs(1.0, 3.0, 3.0), "3": runs(1.0, 1.0, 1.0), **few})
     assert one is not None
     assert (one.ratio, one.interval) == (3.0, (1.0, 3.0))
+
+
+def test_the_best_number_of_a_run_is_chosen_by_the_other_runs() -> None:
+    """Of numbers that are all alike none is better: by its own run one would always be."""
+    chance = np.random.default_rng(3)
+
+    def runs() -> list[list[Offered]]:
+        seconds = chance.lognormal(0.0, 0.3, size=8)  # of a run, all of its requests
+        return [[Offered(1.0, [Answer(status=200, seconds=s)] * 3, 1.0)] for s in seconds]
+
+    ratios = []
+    for _ in range(30):
+        (one,) = over_envelope({name: runs() for name in ("auto", "0", "1", "3", "7", "15")})
+        assert one is not None
+        ratios.append(one.ratio)
+    assert np.log(ratios).mean() == pytest.approx(0.0, abs=0.08)
+    # One that is better than the others is the best in all runs.
+    better = {"7": [[Offered(1.0, [Answer(status=200, seconds=0.5)], 1.0)]] * 3}
+    same = [[Offered(1.0, [Answer(status=200, seconds=1.0)], 1.0)]] * 3
+    (one,) = over_envelope({"auto": same, "3": same, **better})
+    assert one is not None
+    assert one.ratio == 2.0
 
 
 def _stream_of(*events: object) -> bytes:

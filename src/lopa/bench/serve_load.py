@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -221,9 +222,10 @@ def over_envelope(answers: Mapping[str, Sequence[Sequence[Offered]]]) -> list[La
     """At each rate in turn: latency with auto over that with the best fixed number.
 
     A number is compared request by request, by the median of the ratios: all settings were asked
-    for the same at the same times. The best one has the highest median. answers: [runs][rates] by
-    setting. None where nothing was completed with one of them; empty where there is nothing to
-    compare.
+    for the same at the same times. The best one has the highest median in the other runs: chosen
+    by the run that it is compared in, it would be the one that was lucky there. answers:
+    [runs][rates] by setting. None where nothing was completed with one of them; empty where there
+    is nothing to compare.
     """
     fixed = [runs for name, runs in answers.items() if name != "auto"]
     if "auto" not in answers or not fixed:
@@ -242,17 +244,27 @@ def _latency_ratio(
     if not all(any(map(len, of)) for of in ratios):
         return None
 
-    def highest(runs: Sequence[int]) -> float:
-        """Of the numbers with which something was completed in these runs."""
-        pooled = [np.concatenate([of[run] for run in runs]) for of in ratios]
-        return max((float(np.median(of)) for of in pooled if len(of)), default=math.nan)
+    medians = [[median(of) if len(of) else None for of in number] for number in ratios]
+
+    def over_best(runs: Sequence[int]) -> float:
+        pooled = []
+        for run in runs:
+            others = [other for other in runs if other != run] or [run]
+            worth = {}  # by the fixed number, of those with which something was completed
+            for number, of in enumerate(medians):
+                known = [one for other in others if (one := of[other]) is not None]
+                if known and of[run] is not None:
+                    worth[number] = median(known)
+            if worth:
+                pooled.append(ratios[max(worth, key=worth.__getitem__)][run])
+        return float(np.median(np.concatenate(pooled))) if pooled else math.nan
 
     runs = range(len(auto))
     if len(runs) == 1:
-        return LatencyRatio(highest(runs), None)
+        return LatencyRatio(over_best(runs), None)
     resampled = np.random.default_rng(0).integers(len(runs), size=(_RESAMPLES, len(runs)))
-    low, high = np.nanquantile(list(map(highest, resampled.tolist())), (0.025, 0.975)).tolist()
-    return LatencyRatio(highest(runs), (low, high))
+    low, high = np.nanquantile(list(map(over_best, resampled.tolist())), (0.025, 0.975)).tolist()
+    return LatencyRatio(over_best(runs), (low, high))
 
 
 def _by_request(some: Offered, others: Offered) -> FloatArray:
