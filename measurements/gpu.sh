@@ -6,7 +6,7 @@
 #
 # Parts that are not named are left out; without a name all of them run. What a part has decoded
 # before (all from precision on but speed and cost) is not decoded again if OUT has it. LIMIT:
-# seconds for each command.
+# seconds for each command. RUNS: of the ramp.
 set -uo pipefail
 out=${1:?where do the files go?}
 shift
@@ -106,7 +106,7 @@ for part in $parts; do
         ;;
     ramp) # a server of the built-in model, from idle to overload and back
         for task in words functions; do
-            measure ramp_$task.txt env TASK=$task BRANCHES=auto,0,1,3,7,15 RUNS=5 SEED=11 \
+            measure ramp_$task.txt env TASK=$task BRANCHES=auto,0,1,3,7,15 RUNS=${RUNS:-5} SEED=11 \
                 bash measurements/ramp.sh "$out/ramp_$task" 20,60,120,180 0.7 --dtype bfloat16 --warmup 8192
         done
         ;;
