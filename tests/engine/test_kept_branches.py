@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -19,6 +20,7 @@ from lopa.engine import branch_choice
 from lopa.engine.base import TOKEN_BUDGET
 from lopa.engine.scheduler import Scheduler
 from lopa.engine.session import Session
+from lopa.types import Gap
 
 POINTS = ((8, 0.0010), (4096, 0.0012))
 DEAR_HOST = RoundCost(POINTS, (0.00050, 0.00055, 0.00060, 0.00065, 0.00070))
@@ -47,6 +49,19 @@ def weighed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     count("allocate")
     count("number_for_all")
+    return found
+
+
+@pytest.fixture
+def weighed_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens of rows that numbers for all are weighed by."""
+    found: list[int] = []
+
+    def noted(_: RowBudget, offers: Any, *more: Any) -> int:
+        found.extend(max(offer.row_length, offer.usual_row) for offer in offers)
+        return 1
+
+    monkeypatch.setattr(RowBudget, "number_for_all", noted)
     return found
 
 
@@ -189,25 +204,37 @@ def test_a_prompt_is_no_part_of_the_rows(llm: LLM, monkeypatch: pytest.MonkeyPat
     assert max(lengths) < 100
 
 
-@pytest.mark.parametrize("tokens", [24, 160])
+@pytest.mark.parametrize("changes", [{}, {"max_new_tokens": 24}, {"append_at": 1.0}])
 def test_rows_are_those_of_the_middle_of_an_answer(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, tokens: int
+    llm: LLM, weighed_rows: list[int], changes: dict[str, Any]
 ) -> None:
-    """Two blocks, as far as the answer has as many: the first rounds have one."""
-    rows: list[int] = []
-
-    def noted(_: RowBudget, offers: Any, *more: Any) -> int:
-        rows.extend(offer.usual_row for offer in offers)
-        return 1
-
-    monkeypatch.setattr(RowBudget, "number_for_all", noted)
+    """The first rounds of most answers have shorter ones."""
     engine = instant_engine()
-    for seed in range(2):
-        engine.add(session(llm, seed, DEAR_HOST, max_new_tokens=tokens, block_size=16))
+    sessions = [session(llm, seed, DEAR_HOST, **{"block_size": 16, **changes}) for seed in (0, 1)]
+    for one in sessions:
+        engine.add(one)
     for _ in range(2 * branch_choice.WEIGH_EVERY):
         engine.step()
     engine.close()
-    assert set(rows) == {min(tokens, 32)}
+    rows = [
+        record.branches[-1].end - max(record.start, one.decoder.prompt)
+        for one in sessions
+        for record in one.trace.rounds
+    ]
+    assert min(weighed_rows) == statistics.mode(rows)
+    assert max(weighed_rows) <= max(rows)
+
+
+def test_in_a_gap_rows_have_the_text_behind_it(llm: LLM, weighed_rows: list[int]) -> None:
+    engine = instant_engine()
+    behind = tuple(3 + i % 200 for i in range(300))
+    gaps = [Gap((24,), behind)]
+    for _ in range(2):
+        engine.add(llm.session_from_ids([5, 6, 7], CONFIG, gaps=gaps, cost=DEAR_HOST))
+    for _ in range(4):
+        engine.step()
+    engine.close()
+    assert min(weighed_rows) > 300
 
 
 def test_who_comes_one_by_one_decides_for_nobody_else(llm: LLM, weighed: list[int]) -> None:
@@ -233,7 +260,7 @@ def test_what_is_expected_goes_by_the_branches_of_each_round(llm: LLM) -> None:
         engine.step()
         if len(branches(one)) <= LEARN_EVERY_KEPT:  # from then on less is expected
             number = branches(one)[-1]
-            expected.setdefault(number, set()).add(auto_of(one).expected_gain(number))
+            expected.setdefault(number, set()).add(auto_of(one).expected_gain)
     numbers = sorted(expected)
     assert len(numbers) > 3  # towards the end there are ever fewer masks
     assert expected[0] == {0.0}
@@ -333,6 +360,26 @@ def test_who_is_alone_learns_that_of_its_own_rounds(
     assert of_all.rounds == len(alone.trace.rounds) > max(one.rounds for one in later) > 0
     gain = auto_of(alone).budget.usual_steps.gain_of(3)
     assert of_all.tokens == pytest.approx(alone.decoder.filled - gain * of_all.rounds)
+
+
+def test_who_is_alone_by_now_goes_by_its_rounds_among_others(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+
+    def noted(_: RowBudget, __: Any, learned: AnchorTokens, *more: Any) -> int:
+        seen.append(learned.rounds)
+        return 3
+
+    monkeypatch.setattr(RowBudget, "number_for_all", noted)
+    engine = running(llm, 4, 2 * branch_choice.WEIGH_EVERY)
+    for other in list(engine.running)[1:]:
+        engine.abort(other)
+    (alone,) = engine.running
+    seen.clear()
+    engine.step()
+    engine.close()
+    assert seen == [len(alone.trace.rounds) - 1]
 
 
 def test_one_that_goes_on_from_elsewhere_may_be_alone(

@@ -99,6 +99,9 @@ def test_the_interval_of_a_comparison_is_over_runs() -> None:
     (one,) = over_envelope({"auto": runs(1.0, 3.0, 3.0), "3": runs(1.0, 1.0, 1.0), **few})
     assert one is not None
     assert (one.ratio, one.interval) == (3.0, (1.0, 3.0))
+    (one,) = over_envelope({"auto": runs(2.0, 2.0), "3": runs(1.0) + refused[:1]})
+    assert one is not None
+    assert (one.ratio, one.interval) == (2.0, (2.0, 2.0))
 
 
 def test_the_best_number_of_a_run_is_chosen_by_the_other_runs(

@@ -249,12 +249,12 @@ def _latency_ratio(
     def over_best(runs: Sequence[int]) -> float:
         pooled = []
         for run in runs:
-            others = [other for other in runs if other != run] or [run]
             worth = {}  # by the fixed number, of those with which something was completed
             for number, of in enumerate(medians):
-                known = [one for other in others if (one := of[other]) is not None]
-                if known and of[run] is not None:
-                    worth[number] = median(known)
+                if (own := of[run]) is not None:
+                    others = [of[other] for other in runs if other != run]
+                    known = [one for one in others if one is not None]
+                    worth[number] = median(known or [own])
             if worth:
                 pooled.append(ratios[max(worth, key=worth.__getitem__)][run])
         return float(np.median(np.concatenate(pooled))) if pooled else math.nan

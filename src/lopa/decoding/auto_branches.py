@@ -29,10 +29,10 @@ class Number(NamedTuple):
 
 
 def usual_row(config: DecodeConfig) -> int:
-    """Tokens of most rows: two blocks, where the first rounds have one; 0: all have as many."""
-    if config.window != "pipeline":
+    """Tokens that most rows have at least: two blocks, where the first rounds have one."""
+    if config.window != "pipeline" or config.append_at >= 1.0:
         return 0
-    return min(2 * config.block_size, config.max_new_tokens)
+    return min(2, config.blocks) * config.block_size
 
 
 class AutoBranches:
@@ -52,10 +52,11 @@ class AutoBranches:
         self._prompt = prompt
         # Of a round that offers all of its candidates
         self._open = Number(config.most_branches, NO_STEPS, None)
-        # Of the round that was chosen last, of the next one, and of so many rounds behind that
+        # Of the round that was chosen last, of the next one, and of the rounds behind that
         self.last = self._next = self._kept = self._open
-        self._rounds = 0
-        # Of its own rounds, alone and with a number that was kept; few: all count the same
+        self._rounds = 0  # how many have the last of these
+        self._expected: tuple[Steps, int] = NO_STEPS, 0  # of the last recorded round, its branches
+        # Of its own rounds with a number that was kept, which are few: all count the same
         self.anchor_tokens = AnchorTokens()
         self._pace = Pace()
         self._unpaced: list[tuple[int, Round]] = []  # that are not in it, with what they brought
@@ -101,9 +102,11 @@ class AutoBranches:
         self._unpaced.clear()
         return self._pace
 
-    def expected_gain(self, branches: int) -> float:
-        """Tokens that so many branches of the round that was chosen last were expected to add."""
-        return self.last.steps.gain_of(branches)
+    @property
+    def expected_gain(self) -> float:
+        """Tokens that the branches of the last round that was recorded were expected to add."""
+        steps, branches = self._expected
+        return steps.gain_of(branches)
 
     # -- for the decoder ------------------------------------------------------------------------
 
@@ -138,8 +141,9 @@ class AutoBranches:
 
     def learn(self, outcome: Outcome, record: Round, brought: int) -> None:
         """Of the round that was chosen last; brought: its tokens."""
-        # Not of every round: it takes the host as long as choosing does. Where a number is kept
-        # this is on the host's time, too.
+        self._expected = self.last.steps, len(outcome.drafts)
+        # Not of every round: it takes the host as long as choosing does. What rounds with a kept
+        # number brought is learned by the branch choice, of all sessions at once.
         if self.last.usual_gain is not None:
             if not record.index % branch_budget.LEARN_EVERY_KEPT:
                 self.budget.observe(outcome)

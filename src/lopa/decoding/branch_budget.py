@@ -69,7 +69,7 @@ class BranchBudget:
     """Learns from rounds of one sequence and offers the branches of the next."""
 
     def __init__(self, accept: AcceptName, usual_row: int = 0) -> None:
-        """usual_row: tokens of most of its rows."""
+        """usual_row: tokens that most of its rows have at least."""
         self.accept = accept
         self._usual_row = usual_row
         self._steps = [_DecayedMean() for _ in AUTO_BRANCHES[1:]]  # gain of a choice over the last

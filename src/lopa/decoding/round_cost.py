@@ -263,7 +263,8 @@ class RoundCost:
             in_halves = bool(raw.get("in_halves", False))
         except (KeyError, TypeError, ValueError):
             raise ConfigError(
-                "a round's cost is a list of (tokens, seconds) points, or an object with `points`"
+                "a round's cost is a list of (tokens, seconds) points, or what `lopa bench cost "
+                "--out FILE` writes: measure it anew if an earlier version wrote it"
             ) from None
         return cls(points, host, records, padding, in_halves, every_round, mixed_round)
 

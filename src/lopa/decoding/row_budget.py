@@ -79,8 +79,7 @@ class Offer(NamedTuple):
     usual: float  # tokens that a round of its anchor alone usually brings
     steps: Steps
     least: int = 0  # branches that it has in any case
-    # Of a usual round, where a number is kept for several: tokens of its row, 0 for those of the
-    # next round, and steps
+    # Of a usual round, where a number is kept for several: tokens of its row at least, and steps
     usual_row: int = 0
     usual_steps: Steps = NO_STEPS
 
@@ -225,10 +224,10 @@ class RowBudget:
         count = len(offers)
         if count == 1:
             (one,) = offers
-            anchors, prior = one.usual_row or one.row_length, one.usual
+            anchors, prior = max(one.row_length, one.usual_row), one.usual
             gains: Sequence[float] = _gains(one.usual_steps)
         else:
-            anchors = sum([offer.usual_row or offer.row_length for offer in offers])
+            anchors = sum([max(offer.row_length, offer.usual_row) for offer in offers])
             prior = sum([offer.usual for offer in offers])
             kinds = Counter([offer.usual_steps for offer in offers])  # few: most offer the same
             each = [[of * gain for gain in _gains(steps)] for steps, of in kinds.items()]
@@ -327,8 +326,8 @@ def _rank(steps: Steps, row_length: int, slope: float, host: Sequence[HostPart])
 
     A step is worth what it brings for its time, and never more than the one before it. The first
     branch may cost the host more than those behind it: a step that is worth less than the next one
-    goes with it, and both are worth what they bring together. slope: seconds a token; host: by the
-    number of branches.
+    goes with it, and both are worth what they bring together. What records take is no part of that:
+    the device is taken to work for longer. slope: seconds a token; host: by the number of branches.
     """
     rows: list[tuple[float, ...]] = []
     runs: list[tuple[float, float, int]] = []  # steps that go together: gain, seconds, how many

@@ -16,8 +16,8 @@ from lopa.decoding.row_budget import NO_OTHERS, AnchorTokens, Offer, Pace, Rest,
 from lopa.engine.session import Session
 from lopa.types import Plan
 
-# Where sessions keep their number of branches: rounds that they have it for, and after how many of
-# each it is weighed again, for all of them together
+# Where sessions keep their number of branches: rounds that they have it for. It is weighed again,
+# for all of them together, when they have had so many each, in the mean
 KEEP_ROUNDS, WEIGH_EVERY = 16, 8
 
 
@@ -58,7 +58,7 @@ class BranchChooser:
         self.cost = cost
         self.pace = Pace()  # of rounds of several sessions
         self.anchor_tokens = AnchorTokens()  # of all sessions that keep their number
-        self.rounds = 0  # of one session, that were launched
+        self.rounds = 0  # that were launched: those of each session count
         self.kept: Kept | None = None  # None: nothing was weighed yet
         self._forwarded = forwarded
         self._token_budget = token_budget
@@ -98,18 +98,19 @@ class BranchChooser:
         """Of a round that is recorded. seconds: it was expected to take; 0: not known."""
         if seconds:
             self.pace.add(sum([session.decoder.brought for session in sessions]), seconds)
-        own, tokens, count = None, 0.0, 0
+        tokens, count = 0.0, 0
         for session in sessions:  # on the host's time: no call too many
             decoder = session.decoder
             auto = decoder.auto
             # Of the first round, too: what branches usually add is a mean over whole answers.
             if auto is not None and (gain := auto.last.usual_gain) is not None:
-                own, tokens, count = auto.anchor_tokens, tokens + decoder.brought - gain, count + 1
+                own, by_anchor = auto.anchor_tokens, decoder.brought - gain
+                own.tokens += by_anchor
+                own.rounds += 1
+                tokens += by_anchor
+                count += 1
         if count:
             self.anchor_tokens.add(tokens, count)
-        if own is not None and len(sessions) == 1:
-            own.tokens += tokens
-            own.rounds += 1
 
     def choose(self, sessions: Sequence[Session], running: Collection[Session]) -> Choice:
         """Of all sessions of a round that leave their number open, in one budget.

@@ -75,7 +75,7 @@ class RunningJob:
             seconds=record.seconds,
             winner_rank=record.winner + 1 if placed else 0,
             branches=len(record.branches),
-            expected_gain=0.0 if auto is None else auto.expected_gain(len(record.branches) - 1),
+            expected_gain=0.0 if auto is None else auto.expected_gain,
             tokens=self._tokens(step) if self.job.logprobs else [],
             trace_line=self._round_line(step, text) if self.job.denoise else None,
         )
