@@ -4,11 +4,11 @@
 
 Each file is one that `measurements/load_time.py --json` wrote. A session's part of a round is a
 share of what every round takes, its own part by its branches, and what the tokens take that the
-round brings. The last is the same for each token however many a round brings: it is no reason for
-or against branches, and counts as part of a session without them. Records have no such part: with
-one they would take less time with a branch than without. The speed of the machine is another one
-for each task and number of requests at once. Prints HOST_GROWTH and RECORDS_GROWTH of
-engine/cost_measurement.py.
+round brings. The last is the same for each token however many a round brings, so it does not grow
+with branches here: a session without them has it, too, and growth is over both. Rounds that bring
+many tokens take longer than that by what those take. Records have no such part. The speed of the
+machine is another one for each task and number of requests at once. Prints HOST_GROWTH and
+RECORDS_GROWTH of engine/cost_measurement.py; less than 1 counts as 1.
 """
 
 from __future__ import annotations

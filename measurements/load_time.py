@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +102,8 @@ def main() -> None:
                 case = {"task": task, "at once": at_once, "k": setting}
                 found.append({**case, **own, "/ best fixed": ratio})
     if options.json is not None:
-        described = {"cost": Run.costs.settings(), "figures": found}
+        command = shlex.join(["python", "measurements/load_time.py", *sys.argv[1:]])
+        described = {"command": command, "cost": Run.costs.settings(), "figures": found}
         options.json.write_text(json.dumps(described, indent=1))
     print(json.dumps(Run.costs.settings()))
     print(table(list(found[0]), [[_short(value) for value in case.values()] for case in found]))
