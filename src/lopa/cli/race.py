@@ -52,8 +52,9 @@ _TIE = 0.05  # share of the tokens per second that a clock may be wrong by
 _FRAME_SECONDS = 1 / 20
 _LANE_LINES = 7  # of text in the live view, at most
 _TEXT_LINES = 8  # of text in the table, at most; --json has all of it
-# (tokens, seconds) of one row and of eight on one H200 in bf16: measurements/h200/round_cost_*.json
-H200_TINY = ((64, 0.488e-3), (512, 0.707e-3))
+# (tokens, seconds) of one row and of eight on one H200 in bf16: of rounds of answers, and by
+# measurements/h200/round_cost_7b_bf16.json
+H200_TINY = ((64, 0.503e-3), (512, 0.755e-3))
 H200_7B = ((64, 4.10e-3), (512, 11.87e-3))
 
 

@@ -45,8 +45,8 @@ QUOTA = 2  # tokens of each block that a round fills
 # Of sessions that differ: rounds in a turn, and that quota. Their windows move more often.
 MIXED_ROUNDS, MIXED_QUOTA = 3, 4
 # What answers take the host over these rounds, which are made up: they fill more tokens, begin and
-# end. And what a session with so many of AUTO_BRANCHES takes over one without: what more tokens take
-# is left out, as each takes the same however many a round brings. All on the built-in tasks
+# end. And what a session with AUTO_BRANCHES takes over one without: what more tokens take is left
+# out, as each takes the same however many a round brings. All on the built-in tasks
 # (measurements/load_time.py, host_growth.py).
 HOST_OF_ANSWERS, RECORDS_OF_ANSWERS = 1.2, 1.8
 HOST_GROWTH = (1.0, 1.55, 2.0, 2.4, 3.2)
