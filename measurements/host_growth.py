@@ -75,13 +75,11 @@ def main() -> None:
     plain = np.mean([one["TPF"] for one in found if one["k"] == "0"])
     for part in ("host", "records"):
         print(part)
-        *shared, a, b, c, d, e, token = fit(found, part)
-        own = np.array([a, b, c, d, e])
-        growth = 1 + (own - a) / (a + token * plain)
-        print(f"  every round {shared[0]:.0f} µs, where sessions differ {shared[1]:.0f} µs more")
-        print(
-            f"  of a session {', '.join(f'{of:.0f}' for of in own)} µs, of a token {token:.1f} µs"
-        )
+        (every, mixed), own, (token,) = np.split(fit(found, part), [2, -1])
+        growth = 1 + (own - own[0]) / (own[0] + token * plain)
+        print(f"  every round {every:.0f} µs, where sessions differ {mixed:.0f} µs more")
+        each = ", ".join(f"{of:.0f}" for of in own)
+        print(f"  of a session {each} µs, of a token {token:.1f} µs")
         print(f"  growth {', '.join(f'{of:.2f}' for of in growth)}")
 
 
